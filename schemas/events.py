@@ -13,11 +13,13 @@ whose text begins with "Reserved" is part of the format, but no part of Headrace
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from headrace.schemas.frontier import Frontier
+from headrace.schemas.number_runs import unpack_numbers
 
 I32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 """Avro `int`."""
@@ -110,6 +112,8 @@ class Blob(Part):
     """Size in bytes."""
     media: str = ""
     """Media type. Empty if it is not known."""
+    name: str = ""
+    """Name of an artifact: its relative path, with `/` between the parts. Empty for other blobs."""
 
 
 class Sampling(Part):
@@ -178,6 +182,10 @@ class EnvironmentUse(Part):
     """`ephemeral`: created for each attempt, then destroyed. `persistent`: pooled and reset."""
     options: str = "{}"
     """JSON: options of the task for its environment. They override the recipe's options."""
+    collect: tuple[str, ...] = ()
+    """Which files of the environment become artifacts at the end of each attempt: patterns of
+    relative paths, with `*`, `?`, `[…]`, and `**` for any number of folders. Empty collects no
+    files."""
 
 
 class RunStateEntered(Event):
@@ -230,8 +238,8 @@ class TaskSubmitted(Event):
     payload: str = "{}"
     """JSON: the input of the environment and the agent."""
     artifacts: tuple[Blob, ...] = ()
-    """Reserved: files that belong to the task. They are copied into the reset of the environment;
-    no environment receives them yet."""
+    """Files that belong to the task. Their blobs are in the blob store before the task is in the
+    log. Each reset repeats them, and the environment receives the files."""
     samples: I32 = 1
     """Number of episodes of the task, which is the size of its group."""
     minimum: I32 = 1
@@ -250,9 +258,10 @@ class TaskSubmitted(Event):
     """Random seed of the environment, equal for all samples. The episodes' own seeds are derived
     from it."""
     labels: dict[str, str] = {}
-    """Labels for those who read the log. Headrace's task source writes those that begin with
-    `curation.`, if the recipe has curators or a curriculum: why the item was chosen, and what a
-    restarted source continues with. docs/dataflow.md lists them. Nothing else uses labels."""
+    """Labels for those who read the log. They are copied into the trajectories, the outcomes and
+    the result of the task. Only those that begin with `curation.` or `league.` are not: Headrace's
+    task source writes them, if the recipe has curators, a curriculum or a league. They say why the
+    item was chosen, and what a restarted source continues with. docs/dataflow.md lists them."""
 
 
 class TaskCancelled(Event):
@@ -288,6 +297,43 @@ class QuotaSet(Event):
     episodes, too. 0: its tasks wait. Null: no limit of its own."""
     reason: str = ""
     """Why, for people."""
+
+
+class WaitingRecorded(Event):
+    """Which tasks have not started yet. The newest record counts.
+
+    The scheduler writes it if tasks wait for long. So its successor finds them, although the starts
+    of the tasks between them may be deleted by then.
+    """
+
+    id_fields = ("topic", "recorded_at")
+    key_fields = ("topic",)
+
+    topic: str
+    """Name on the broker of the topic that holds the tasks."""
+    recorded_at: Millis
+    """When it was recorded."""
+    end: N63
+    """All tasks with lower numbers have started, except those that wait."""
+    count: N31
+    """How many of these tasks wait."""
+    low: N63
+    """The lowest number of a task that waits, or 0."""
+    waiting: bytes
+    """Packed little-endian i32[], compressed with zlib: the numbers of the tasks that wait. It has
+    two values for each run of such numbers: how many numbers are missing before the run, since
+    `low` or since the run before, and how many numbers the run has."""
+
+    @model_validator(mode="after")
+    def _is_a_set(self) -> WaitingRecorded:
+        runs = list(self.runs())
+        if sum(map(len, runs)) != self.count or (runs and runs[-1].stop > self.end):
+            raise ValueError(f"the runs do not hold {self.count} numbers below {self.end}")
+        return self
+
+    def runs(self) -> Iterator[range]:
+        """Yields the runs of numbers of the tasks that wait, ascending."""
+        return unpack_numbers(self.low, self.waiting)
 
 
 class EpisodeStarted(TaskEvent):
@@ -405,13 +451,15 @@ class ActionRequested(CallEvent):
 
     index: N31
     """Number of the action in the attempt. The reset is 0, and steps count from 1 without gaps."""
-    kind: Literal["reset", "step", "score", "close"]
-    """`score` asks for a score and changes nothing. `close` ends the environment."""
+    kind: Literal["reset", "step", "score", "close", "collect"]
+    """`score` asks for a score and changes nothing. `close` ends the environment. `collect` asks
+    for the files that `environment.collect` names, at the end of an attempt, and changes nothing.
+    """
     environment: EnvironmentUse
     payload: str = "{}"
     """JSON: the task's payload for a reset, {"action": text} for a step, or what to score."""
     artifacts: tuple[Blob, ...] = ()
-    """Reserved: files of the task, sent with the reset. No environment receives them yet."""
+    """The files of the task, if `kind` is `reset`. Otherwise empty."""
     seed: I64 = 0
     """Random seed of the environment. The reset uses it."""
     expires_at: Millis
@@ -421,6 +469,9 @@ class ActionRequested(CallEvent):
     yet."""
     digest: Fixed16
     """Digest of what the request means. The expiry is not part of it."""
+    after: Fixed16 | None = None
+    """Digest of the environment's previous answer, as the agent saw it: that of the action with
+    the index before this one. Null for a reset or a score, and if that answer is not there yet."""
 
 
 class ObservationRecorded(CallEvent):
@@ -435,7 +486,8 @@ class ObservationRecorded(CallEvent):
     data: str = "{}"
     """JSON: further information for the agent's code."""
     artifacts: tuple[Blob, ...] = ()
-    """Reserved: files that the environment created. Nothing writes it yet."""
+    """Files that the environment gives out. Their blobs are in the blob store before the
+    observation is in the log."""
     reward: float | None = None
     """Reward of this step. Null if the environment gave none."""
     rewards: dict[str, float] = {}
@@ -453,6 +505,9 @@ class ObservationRecorded(CallEvent):
     """Milliseconds that the environment took."""
     failure: Failure | None = None
     """Why the environment could not answer. Null if it answered."""
+    partition: I32 = -1
+    """The partition of `actions` from which the environment gets its actions. -1 if no environment
+    is open for the attempt, for example because it was a score."""
 
 
 class Turn(Part):
@@ -541,7 +596,10 @@ class TrajectoryRecorded(TaskEvent):
     metrics: dict[str, float] = {}
     """Numbers that the agent measured, for reports, by name."""
     artifacts: tuple[Blob, ...] = ()
-    """Reserved: files of the episode that are kept. Nothing writes it yet."""
+    """The files that the attempt's observations gave out. If several have the same name, the newest
+    one is kept. Those of a judge have the judge's name and `/` before their names."""
+    labels: dict[str, str] = {}
+    """Labels of the task, except those of Headrace's task source."""
 
 
 class PolicyUse(Part):
@@ -597,6 +655,10 @@ class EpisodeEnded(TaskEvent):
     masked: bool = False
     """A limit cut the episode, and its agent has `overlong = "mask"`: its reward counts in its
     group, but no policy learns from what it sampled."""
+    labels: dict[str, str] = {}
+    """As in the trajectory. Empty in a TaskEnded that would be too large with them."""
+    artifacts: tuple[Blob, ...] = ()
+    """As in the trajectory that counts. Empty in a TaskEnded that would be too large with them."""
 
 
 class TaskEnded(TaskEvent):
@@ -619,6 +681,8 @@ class TaskEnded(TaskEvent):
     """One for each sample: the first one in the log."""
     versions: dict[str, I64] = {}
     """Policy to the version that the task's roles name. Empty if they take the newest one."""
+    labels: dict[str, str] = {}
+    """Labels of the task, except those of Headrace's task source."""
 
 
 class Exclusion(Part):
@@ -885,7 +949,8 @@ class PolicyPublished(Event):
 
 
 class InstanceStateEntered(Event):
-    """A worker or a sandbox has entered a state. It is for people: no decision depends on it."""
+    """A worker or a sandbox has entered a state, or a worker is still in it. It is for people and
+    for the cost of a run: no decision depends on it."""
 
     id_fields = ("instance", "worker", "number")
     key_fields = ("instance",)
@@ -905,6 +970,16 @@ class InstanceStateEntered(Event):
     """Name of the worker's host."""
     reason: str = ""
     """Why the instance entered the state, for people."""
+    service: str = ""
+    """The service of the worker whose life this is. Empty if the record is not part of what a
+    worker's life costs: the state of a sandbox, or of the env worker's sandboxes as a whole."""
+    policy: str = ""
+    """The policy of the worker, if it serves only one."""
+    began_at: Millis = 0
+    """When the worker's process began."""
+    every_ms: N31 = 0
+    """While the worker lives, its next record comes after at most so many milliseconds. 0 if it
+    does not repeat its state, or has ended."""
 
 
 class PoolLoad(Part):
@@ -926,6 +1001,39 @@ class PoolLoad(Part):
     """The policy's version that the worker serves; -1 before the first one."""
 
 
+class EnvironmentLoad(Part):
+    """What a worker can do for one environment of the recipe, and what waits for it there."""
+
+    environment: str
+    """Key of the environment in the recipe."""
+    partitions: bytes
+    """i32[]: the partitions of `actions` that the worker has, in ascending order."""
+    slots: N31
+    """How many instances of the environment it has open at once."""
+    busy: N31
+    """Slots in use."""
+    waiting: N31
+    """Resets and scores that wait for one of the slots."""
+    run_ms: N31
+    """Mean time of a reset, a step or a score, without waiting: the newest ones. 0 before the
+    first one."""
+    open_ms: N31
+    """Mean time that a slot was in use: the newest ones. 0 before the first one."""
+
+
+class LimitUse(Part):
+    """What a worker holds of a limit, and what it could use."""
+
+    limit: str
+    """Name of the limit, as in `LimitShared`."""
+    number: I64
+    """Number of the newest division that the worker has read and obeys; -1 before the first one."""
+    held: N31
+    """Units that it holds."""
+    wanted: N31
+    """Units that it could use now: those that it holds, and one for each call that waits."""
+
+
 class LoadReported(Event):
     """What a worker can do and what waits for it, as of now. The next report replaces this one."""
 
@@ -943,6 +1051,62 @@ class LoadReported(Event):
     """One for each policy that it serves."""
     leaving: bool = False
     """Whether the worker is ending. Then it takes nothing new."""
+    environments: tuple[EnvironmentLoad, ...] = ()
+    """One for each environment that it runs."""
+    lease: N63 = 0
+    """The lease of the worker on its shares of limits: when it began, in milliseconds since the
+    epoch. If the worker could not report for some seconds, it begins another one."""
+    limits: tuple[LimitUse, ...] = ()
+    """One for each limit that it shares with other workers."""
+
+
+class LimitShare(Part):
+    """One worker's share of a limit."""
+
+    worker: str
+    """Id of the worker."""
+    lease: N63
+    """The lease that the share is for. Under another lease the worker has no share."""
+    units: N31
+    """How many units the worker may hold."""
+    reserved: N31
+    """How many units it may still hold from earlier divisions, `units` included."""
+
+
+class LimitShared(Event):
+    """A limit is divided among workers. The newest division of a limit replaces earlier ones."""
+
+    id_fields = ("limit", "number")
+    key_fields = ("limit",)
+
+    limit: str
+    """The key of the recipe that sets it, for example `policies.default.limits.in_flight`."""
+    number: N63
+    """Number of the limit's division, from 0."""
+    units: N31
+    """Units of the limit. Each unit allows one thing at a time, such as a call in flight."""
+    period_ms: N31
+    """How long a unit stays in use after its call has begun. 0: until the call has ended."""
+    shares: tuple[LimitShare, ...]
+    """The workers with a share, or with reserved units. Others may hold nothing."""
+
+
+class LimitSet(Event):
+    """The value of a limit from now on, instead of that of the recipe and all earlier ones."""
+
+    id_fields = ("limit", "set_at")
+    key_fields = ("limit",)
+
+    limit: str
+    """The key of the recipe that sets it, for example `policies.default.limits.in_flight`."""
+    set_at: Millis
+    """When it was set."""
+    units: N31
+    """Its new value. 0: nothing new begins."""
+    period_ms: N31 = 0
+    """As in `LimitShared`."""
+    reason: str = ""
+    """Why, for people."""
 
 
 EVENTS: tuple[type[Event], ...] = (
@@ -950,6 +1114,8 @@ EVENTS: tuple[type[Event], ...] = (
     TaskSubmitted,
     TaskCancelled,
     QuotaSet,
+    WaitingRecorded,
+    LimitSet,
     EpisodeStarted,
     GenerationRequested,
     GenerationCompleted,
@@ -964,4 +1130,5 @@ EVENTS: tuple[type[Event], ...] = (
     PolicyPublished,
     InstanceStateEntered,
     LoadReported,
+    LimitShared,
 )

@@ -16,12 +16,14 @@ from headrace.schemas.events import Event
 
 E = TypeVar("E", bound=Event)
 
-Kept = Literal["forever", "long", "days", "hour"]
+Kept = Literal["forever", "long", "history", "days", "hour"]
+"""`history` is for people and costs: no service needs its records."""
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 RETENTION_MS: dict[Kept, int] = {
     "forever": -1,
     "long": 90 * DAY_MS,
+    "history": 90 * DAY_MS,
     "days": 7 * DAY_MS,
     "hour": HOUR_MS,
 }
@@ -75,10 +77,26 @@ RUNS = Topic("runs", events.RunStateEntered, "operator", "forever", single=True)
 TASKS = Topic("tasks", events.TaskSubmitted, "any team", "long", single=True)
 CANCELLATIONS = Topic("cancellations", events.TaskCancelled, "any team", "long", single=True)
 QUOTAS = Topic("quotas", events.QuotaSet, "operator", "forever", single=True, compacted=True)
+WAITING = Topic(
+    "waiting",
+    events.WaitingRecorded,
+    "scheduler, fenced",
+    "forever",
+    single=True,
+    compacted=True,
+)
+LIMITS = Topic("limits", events.LimitSet, "operator", "forever", single=True, compacted=True)
 EPISODES = Topic("episodes", events.EpisodeStarted, "scheduler, fenced", "days")
-PROMPTS = Topic("prompts", events.GenerationRequested, "agent", "days", pool=True, per_policy=True)
+PROMPTS = Topic(
+    "prompts",
+    events.GenerationRequested,
+    "agent, inference",
+    "days",
+    pool=True,
+    per_policy=True,
+)
 GENERATIONS = Topic("generations", events.GenerationCompleted, "inference", "days")
-ACTIONS = Topic("actions", events.ActionRequested, "agent", "days")
+ACTIONS = Topic("actions", events.ActionRequested, "agent", "days", pool=True)
 OBSERVATIONS = Topic("observations", events.ObservationRecorded, "env", "days")
 TRAJECTORIES = Topic("trajectories", events.TrajectoryRecorded, "agent", "long")
 OUTCOMES = Topic("outcomes", events.EpisodeEnded, "agent", "long")
@@ -106,8 +124,11 @@ BATCHES = Topic(
 OFFSETS_OF_A_BATCH = 2
 """Each batch is a transaction, whose end takes an offset, too."""
 POLICIES = Topic("policies", events.PolicyPublished, "trainer, fenced", "long", single=True)
-INSTANCES = Topic("instances", events.InstanceStateEntered, "env", "days", single=True)
-LOADS = Topic("loads", events.LoadReported, "inference", "hour", single=True)
+INSTANCES = Topic("instances", events.InstanceStateEntered, "every service", "history", single=True)
+LOADS = Topic("loads", events.LoadReported, "inference, env", "hour", single=True)
+SHARES = Topic(
+    "shares", events.LimitShared, "scheduler, fenced", "forever", single=True, compacted=True
+)
 DEAD_LETTERS: Topic[Event] = Topic("dead-letters", None, "any consumer", "long", single=True)
 
 TOPICS: tuple[Topic[Event], ...] = (
@@ -115,6 +136,8 @@ TOPICS: tuple[Topic[Event], ...] = (
     TASKS,
     CANCELLATIONS,
     QUOTAS,
+    WAITING,
+    LIMITS,
     EPISODES,
     PROMPTS,
     GENERATIONS,
@@ -129,6 +152,7 @@ TOPICS: tuple[Topic[Event], ...] = (
     POLICIES,
     INSTANCES,
     LOADS,
+    SHARES,
     DEAD_LETTERS,
 )  # type: ignore[assignment]
 
@@ -194,10 +218,17 @@ class Topics:
 
     def _named(self) -> Iterator[NamespaceTopic]:
         for topic in TOPICS:
-            count = self.pool_partitions if topic.pool else self.partitions
-            count = 1 if topic.single else count
+            count = 1 if topic.single else self.partitions
+            if topic.pool:
+                count = self.pool_partitions if topic.per_policy else self.action_partitions
             for policy in self.policies if topic.per_policy else (None,):
                 yield NamespaceTopic(topic, topic.real_name(self.namespace, policy), count, policy)
+
+    @property
+    def action_partitions(self) -> int:
+        """The number of partitions of `actions`. Another team's env worker may answer an action in
+        the partition of `observations` that has the same number, so it has at least as many."""
+        return max(self.pool_partitions, self.partitions)
 
     def __iter__(self) -> Iterator[NamespaceTopic]:
         return iter(self._topics.values())

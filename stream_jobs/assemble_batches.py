@@ -40,6 +40,7 @@ from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs.barrier import Barrier
 from headrace.stream_jobs.batches import BatchAssembler
 from headrace.stream_jobs.live_groups import REMEMBERED
+from headrace.stream_jobs.metrics.job_metrics import BATCH, LIVE, WAITING, note_batch
 from headrace.stream_jobs.trained_policy import trained_policy
 
 logger = logging.getLogger(__name__)
@@ -68,6 +69,7 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
         logger.info(
             "%s: from batch %d, groups from %d", policy, assembler.version, assembler.groups_read
         )
+        BATCH.labels(policy).set(assembler.version)
         starts = await open_episodes(log, context.consumer_group(SCHEDULER))
         for other in barrier.others:
             starts |= await _starts_of_other(log, other)
@@ -138,6 +140,8 @@ async def _follow(
                 item = upcoming.result()
                 caught_up = caught_up or isinstance(item, CaughtUp)
                 _add(assembler, barrier, item)
+                WAITING.labels(policy).set(assembler.waiting_groups)
+                LIVE.labels(policy).set(assembler.live_groups)
                 upcoming = asyncio.ensure_future(anext(reader))
             if caught_up and not stopped.done():
                 await _write_due(log, assembler, writer)
@@ -190,6 +194,7 @@ async def _write_due(log: EventLog, assembler: BatchAssembler, writer: FencedWri
     while (batch := assembler.next_batch(now())) is not None:
         await log.send_all(writer, [batch])
         assembler.on_batch(batch)
+        note_batch(batch)
         logger.info(
             "%s: batch %d: %d samples, %d dropped, mean reward %s",
             batch.policy,

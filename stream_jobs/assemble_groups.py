@@ -19,17 +19,19 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import faust
+from aiokafka import TopicPartition  # type: ignore[import-untyped]
 from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
 from faust import streams
 
 from headrace.errors import DependencyError, HeadraceError, UsageError
-from headrace.schemas.events import TaskEnded
+from headrace.schemas.events import GroupClosed, TaskEnded
 from headrace.schemas.topics import RESULTS
 from headrace.services.kafka.broker import Partition, Record, records_lost
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.trace import enter_trace
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs.groups import GroupAssembler
+from headrace.stream_jobs.metrics.job_metrics import note_group, show_lag
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +62,12 @@ async def run(
     job = _GroupJob(context.log, GroupAssembler(context.recipe), lambda: app.consumer_generation_id)
     results = app.topic(
         context.log.topics.name(RESULTS), key_type=bytes, value_type=bytes, allow_empty=True
+    )
+
+    show_lag(
+        context.log.topics.name(RESULTS),
+        job.reached,
+        lambda at: app.consumer.highwater(TopicPartition(at.topic, at.number)),
     )
 
     @app.agent(results, concurrency=1, name=SERVICE)
@@ -165,6 +173,8 @@ class _GroupJob:
         self._generation = generation
         self._flight: deque[tuple[faust.EventT[Any], asyncio.Future[Any]]] = deque()
         self._room = asyncio.Semaphore(IN_FLIGHT)
+        self.reached: dict[Partition, int] = {}
+        """The offset of the next result to read, by partition."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Holds the first failure. After it nothing more is acknowledged."""
 
@@ -190,9 +200,14 @@ class _GroupJob:
         if delivery is None:
             return asyncio.gather()
         assert isinstance(delivery.event, TaskEnded)
+        self.reached[delivery.partition] = delivery.offset + 1
         enter_trace(delivery.traceparent)
         groups = self._assembler.on_task(delivery.event, round(delivery.recorded_at * 1000))
-        return asyncio.gather(*map(self._log.send, groups))
+        return asyncio.gather(*map(self._write, groups))
+
+    async def _write(self, group: GroupClosed) -> None:
+        await self._log.send(group)
+        note_group(group)
 
     def _settle(self, _: asyncio.Future[None]) -> None:
         """Acknowledges results whose groups are durable, in the order of the results."""

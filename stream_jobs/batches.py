@@ -87,6 +87,16 @@ class BatchAssembler:
         return self._version
 
     @property
+    def waiting_groups(self) -> int:
+        """How many closed groups no batch has decided."""
+        return len(self._waiting)
+
+    @property
+    def live_groups(self) -> int:
+        """How many groups were started and are not closed."""
+        return len(self._live)
+
+    @property
     def groups_read(self) -> int:
         """Offset of the oldest open group, or of the next group to read. Recovery reads from it."""
         return self._waiting.groups_read(self._next_offset, self._frontier)

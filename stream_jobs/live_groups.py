@@ -54,6 +54,9 @@ class LiveGroups:
         self._seconds: deque[float] = deque(maxlen=REMEMBERED)
         """In log order; 0 for a group whose length says nothing."""
 
+    def __len__(self) -> int:
+        return len(self._live)
+
     def __contains__(self, task: int) -> bool:
         return task in self._live
 

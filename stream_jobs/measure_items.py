@@ -19,6 +19,7 @@ from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.tasks.curation.item_statistics import ItemStatistics
 from headrace.services.tasks.curation.read_items import first_group, read_items
 from headrace.services.worker.service_context import ServiceContext
+from headrace.stream_jobs.metrics.job_metrics import ITEMS
 from headrace.stream_jobs.trained_policy import trained_policy
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
     try:
         statistics = await read_items(log, policy)
         tasks = statistics.tasks
+        ITEMS.labels(policy).set(len(statistics))
         first = await first_group(log, policy, tasks.groups_read, tasks.newest)
         logger.info("%s: %d items, groups from %d", policy, len(statistics), first)
         await _follow(context, policy, statistics, writer, first)
@@ -78,6 +80,7 @@ async def _follow(
             full = statistics.changed >= MAX_CHANGED
             if full or (due_s is not None and (stopped.done() or clock() >= due_s)):
                 await _write(log, statistics, writer)
+                ITEMS.labels(policy).set(len(statistics))
                 due_s = None
     finally:
         for task in (stopped, upcoming):

@@ -72,6 +72,9 @@ class WaitingGroups:
         self._recorded = recorded
         self._waiting: dict[int, WaitingGroup] = {}
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def __contains__(self, task: int) -> bool:
         return task in self._waiting
 

@@ -29,6 +29,7 @@ from headrace.services.log.log_reader import CaughtUp, EventStream, follow_event
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints
 from headrace.trainer.loader import PreparedBatch, load_batch
+from headrace.trainer.metrics.exported_metrics import PHASES, note_batch
 from headrace.trainer.publish import CHECK_S, Publisher, Status
 from headrace.trainer.sequences import Stopped, UnusableBatch
 from headrace.trainer.versions import StoredVersion
@@ -133,16 +134,19 @@ class Trainer:
         try:
             while True:
                 started = loop.time()
+                PHASES.enter(self._publisher.policy, "wait")
                 await self._first_of(fetching, stopping)
                 if stopping.done():
                     return
                 prepared = fetching.result()
+                PHASES.enter(self._publisher.policy, "train")
                 began, done = loop.time(), self._learner.updates_done
                 fetching = asyncio.create_task(self._fetch(reader, self._version + 2))
                 try:
                     status, metrics = await self._train(prepared, stopping)
                 except Stopped:
                     return
+                PHASES.enter(self._publisher.policy, "publish")
                 await self._advance(
                     prepared,
                     status,
@@ -231,6 +235,8 @@ class Trainer:
             if version not in self._publisher.history.skipped:
                 self._skips.append(str(error))
             return "skipped", metrics
+        batch, dropped = prepared.delivery.event, int(metrics["dropped_samples"])
+        note_batch(self._publisher.policy, len(batch.samples), dropped, batch.sampled_tokens)
         self._skips.clear()
         self._warn(version, metrics)
         return "trained", metrics

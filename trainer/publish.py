@@ -20,6 +20,7 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, read_events, require_beginning
 from headrace.services.models.weights import model_folder
 from headrace.services.worker.service_context import ServiceContext
+from headrace.trainer.metrics.exported_metrics import note_version
 from headrace.trainer.versions import StoredVersion, VersionStore
 
 if TYPE_CHECKING:
@@ -185,6 +186,7 @@ class Publisher:
             **fields,
         )
         await self.log.send_all(self.writer, [published])
+        note_version(self.policy, version, status, published.metrics)
         logger.info(
             "policy %s version %d %s: reward %s, %d updates, waited %.2f s, trained %.2f s",
             self.policy,

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from headrace.schemas.recipe.tables import NotNegative, PlugIn, Positive, PositiveSeconds
+from headrace.schemas.untrusted.artifact_names import check_patterns
 
 EXTERNAL = "external"
 """`use` of an environment that another team's worker serves, through the topics alone."""
@@ -64,6 +65,14 @@ class EnvironmentSettings(PlugIn):
     step_s: PositiveSeconds | None = None
     """Maximum seconds for a `reset` or a `step`. If one takes longer, the worker cancels it, and
     the episode gets a new attempt, up to `tasks.attempts`. Absent: until the episode's deadline."""
+    collect: tuple[str, ...] = ()
+    """Which files of the environment are kept as artifacts at the end of each attempt: patterns of
+    relative paths, such as `out/*` or `**/*.md`. A task may name others."""
+
+    @model_validator(mode="after")
+    def _collect_is_possible(self) -> EnvironmentSettings:
+        check_patterns(self.collect)
+        return self
 
     @model_validator(mode="after")
     def _step_s_is_kept(self) -> EnvironmentSettings:

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from headrace.schemas.problems import problems_of
 from headrace.schemas.recipe.batch_settings import Batches
 from headrace.schemas.recipe.critic_settings import CriticSettings, check_critic
+from headrace.schemas.recipe.limit_settings import CallLimits
 from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.tables import (
     FALSE_IS_NONE,
@@ -308,6 +309,7 @@ class Policy(Settings):
     """If it is set, only an adapter learns, and policies with the same model, seed and dtype share
     their base. Absent: all weights learn."""
     engine: EngineSettings = EngineSettings()
+    limits: CallLimits = CallLimits()
     sampling: SamplingSettings = SamplingSettings()
     groups: Groups = Groups()
     batches: Batches = Batches()

@@ -13,7 +13,13 @@ from pydantic import Field, model_validator
 
 from headrace.schemas.recipe.agent_settings import Agent, EnvironmentSettings
 from headrace.schemas.recipe.barrier_settings import BarrierSettings, check_barrier
+from headrace.schemas.recipe.limit_settings import Tenant
 from headrace.schemas.recipe.policy import Policy
+from headrace.schemas.recipe.resources.worker_settings import (
+    Workers,
+    check_autoscale,
+    check_prices,
+)
 from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.sync_mode import check_sync, with_sync
 from headrace.schemas.recipe.tables import (
@@ -24,13 +30,13 @@ from headrace.schemas.recipe.tables import (
     Settings,
 )
 from headrace.schemas.recipe.task_settings import (
+    Artifacts,
     Tasks,
     check_curation,
     check_league,
     curating_policy,
 )
 from headrace.schemas.recipe.teacher import check_teacher
-from headrace.schemas.recipe.tenant_settings import Tenant
 from headrace.schemas.role_rewards import OVERLONG
 from headrace.schemas.topics import NAME, POOL_PARTITIONS
 
@@ -114,6 +120,12 @@ class Scheduler(Settings):
     tenants: dict[str, Tenant] = {}
     """The limits of tenants by name. Others have the weight 1 and no limit of their own. `headrace
     quota` changes them during a run."""
+    environments: dict[str, NotNegative] = {}
+    """Maximum number of live episodes by key of `environments`, over all env workers, and for
+    training and evaluation together. A task whose environment is full waits. `headrace quota`
+    changes the values that are set here."""
+    images: dict[str, NotNegative] = {}
+    """The same by container image: that of a task, or that of its environment's options."""
     require_reports: bool = True
     """Whether a task starts only if a worker of each policy that plays in it has reported its load
     in the last seconds. Turn it off if a service of your own answers the prompts and writes no
@@ -121,17 +133,6 @@ class Scheduler(Settings):
     waiting_per_slot: float = Field(default=4.0, gt=0)
     """No task starts while more prompts than this wait for each slot of a policy that plays in it.
     """
-
-
-class Workers(Settings):
-    """How many processes of each kind `run` starts."""
-
-    agent: NotNegative = 1
-    """Number of agent workers."""
-    env: NotNegative = 1
-    """Number of env workers. None is started if every environment is external."""
-    inference: NotNegative = 1
-    """Number of inference workers."""
 
 
 class Recipe(Settings):
@@ -145,8 +146,8 @@ class Recipe(Settings):
     """Number of partitions of every topic that has several. It can't change once the namespace
     exists."""
     pool_partitions: Positive = POOL_PARTITIONS
-    """Number of partitions of a policy's prompts: at most so many inference workers share them. It
-    can't change once the namespace exists."""
+    """Number of partitions of a policy's prompts, and of `actions`: at most so many inference
+    workers of a policy, and env workers, share them. It can't change once the namespace exists."""
     mode: Literal["async", "sync"] = "async"
     """`async`: episodes run while the trainer works, so samples may be some versions old. `sync`:
     the episodes of a batch are generated with the newest version, all are waited for, and then the
@@ -165,6 +166,7 @@ class Recipe(Settings):
     """The agents by name. `tasks.agent` and `warm_start.agent` name one."""
     environments: dict[str, EnvironmentSettings] = {"default": EnvironmentSettings()}
     """The environments by name. `tasks.environment` names one. Others may be judges."""
+    artifacts: Artifacts = Artifacts()
     scheduler: Scheduler = Scheduler()
     policies: dict[str, Policy]
     """The policies by name. At least one is required."""
@@ -176,6 +178,14 @@ class Recipe(Settings):
     @classmethod
     def _set_what_sync_means(cls, tree: Any) -> Any:
         return with_sync(tree)
+
+    @model_validator(mode="after")
+    def _limited_environments_exist(self) -> Recipe:
+        if unknown := sorted(self.scheduler.environments.keys() - self.environments.keys()):
+            raise ValueError(
+                f"scheduler.environments: no {unknown[0]!r} among {sorted(self.environments)}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_names(self) -> Recipe:
@@ -252,6 +262,12 @@ class Recipe(Settings):
             if one.training is not None:
                 check_teacher(f"policies.{name}", one, one.training, self.policies)
         check_barrier(self.barrier, self.policies)
+        return self
+
+    @model_validator(mode="after")
+    def _workers_fit(self) -> Recipe:
+        check_prices(self.workers, self.policies)
+        check_autoscale(self.workers, self.pool_partitions, self.mode)
         return self
 
     @property

@@ -31,6 +31,21 @@ class League(Settings):
     plays all roles and learns from all."""
 
 
+class Artifacts(Settings):
+    """Limits of the files that go in with a task and come out of its episodes. Their bytes are in
+    the blob store, never in the log."""
+
+    files: Annotated[int, Field(gt=0, le=1024)] = 64
+    """Maximum number of files of a task, and of an attempt at an episode."""
+    file_mb: Positive = 64
+    """Maximum size of one file, in MiB. A worker holds a whole file in memory for a moment."""
+    task_mb: Positive = 256
+    """Maximum size of all files that go in with a task, in MiB."""
+    episode_mb: Positive = 256
+    """Maximum size of all files that come out of an attempt at an episode, in MiB. What exceeds a
+    limit is left out, and the observation says so."""
+
+
 class Tasks(Settings):
     """The data set of the tasks, and what each task requires."""
 
@@ -72,6 +87,10 @@ class Tasks(Settings):
     """`evaluate`: no policy is trained on the tasks' trajectories."""
     seed: int = 0
     """The seeds of the tasks are derived from it, unless their items bring seeds of their own."""
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
+    """Priority of the tasks' generations in the engine. A higher one goes first."""
+    labels: dict[str, str] = {}
+    """Labels of the tasks. They come back in trajectories, outcomes and results."""
     passing: float = 1.0
     """A training episode has passed if its reward is at least this. The statistics of items count
     it."""

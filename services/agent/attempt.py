@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from headrace.errors import DependencyError, TooLarge
@@ -18,10 +18,11 @@ from headrace.schemas.events import (
     ObservationRecorded,
     Ref,
 )
-from headrace.services.agent.requests import Answer, Request, last_observed
+from headrace.services.agent.requests import Answer, Request, last_observed, sharing_names
 from headrace.services.agent.stops import AttemptFailed, LogLost
 from headrace.services.base.clock import now
-from headrace.services.base.types import ENVIRONMENT_ERROR
+from headrace.services.base.shown import shown
+from headrace.services.base.types import ENVIRONMENT_ERROR, STEP_TIMEOUT
 from headrace.services.tasks.admission import refused
 
 A = TypeVar("A", GenerationCompleted, ObservationRecorded)
@@ -34,7 +35,37 @@ SendPrompt = Callable[[GenerationRequested, str | None], AbstractAsyncContextMan
 until the context ends. The text is the worker that gave the policy's last answer, if any."""
 
 
-@dataclass(eq=False)
+class Wake:
+    """An event that few wait for. Unlike asyncio's it takes no memory until somebody waits."""
+
+    __slots__ = ("_future", "is_set")
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._future: asyncio.Future[None] | None = None
+
+    @property
+    def future(self) -> asyncio.Future[None]:
+        """Done once it is set."""
+        if self._future is None:
+            self._future = asyncio.get_running_loop().create_future()
+            if self.is_set:
+                self._future.set_result(None)
+        return self._future
+
+    def set(self) -> None:
+        """Wakes those who wait."""
+        self.is_set = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    def clear(self) -> None:
+        """Makes those wait who come from now on."""
+        if self.is_set:
+            self.is_set, self._future = False, None
+
+
+@dataclass(eq=False, slots=True)
 class Attempt:
     """An EpisodeRuntime. It sends a request only if the answer isn't recorded yet."""
 
@@ -48,16 +79,20 @@ class Attempt:
     send_prompt: SendPrompt | None = None
     """Without it, the keys of prompts decide."""
 
+    overdue: Wake = field(init=False, default_factory=Wake)
+    """Set when its agent asks something new after the deadline, which is not sent."""
+    replays: bool = field(init=False)
+    """Whether an earlier owner began it, and its agent has sent nothing new yet."""
+    _waiting: dict[str, asyncio.Future[Answer]] = field(init=False, default_factory=dict)
+    _action: ActionRequested | None = field(init=False, default=None)
+    _over: bool = field(init=False, default=False)
+    _homes: dict[str, str] = field(init=False, default_factory=dict)
+    """Policy to the worker that gave its last answer."""
+    _seen: tuple[int, bytes | None] = field(init=False, default=(-1, None))
+    """Index of the newest action whose answer the agent has, and the answer's digest."""
+
     def __post_init__(self) -> None:
-        self._waiting: dict[str, asyncio.Future[Answer]] = {}
-        self._action: ActionRequested | None = None
-        self._over = False
-        self._homes: dict[str, str] = {}
-        """Policy to the worker that gave its last answer."""
-        self.overdue = asyncio.Event()
-        """Set when its agent asks something new after the deadline, which is not sent."""
         self.replays = self.was_begun
-        """Whether an earlier owner began it, and its agent has sent nothing new yet."""
 
     @property
     def was_begun(self) -> bool:
@@ -83,7 +118,9 @@ class Attempt:
 
     async def ask_policy(self, request: GenerationRequested) -> GenerationCompleted:
         """Returns the first recorded answer to a prompt, which is sent if there is none yet."""
-        return await self._ask(request, GenerationCompleted)
+        asking = self._ask(request, GenerationCompleted)
+        del request
+        return await asking
 
     async def ask_teacher(self, request: GenerationRequested) -> GenerationCompleted:
         """Returns the first recorded answer to a score, even if it is a failure.
@@ -92,13 +129,39 @@ class Attempt:
         """
         return await self._first_answer(request, GenerationCompleted)
 
+    async def ask_to_collect(self, request: ActionRequested) -> ObservationRecorded:
+        """Returns the first recorded answer to a `collect`. The attempt's agent has ended by then.
+
+        Raises AttemptFailed if the files can't be had: nothing that the policy did is a failure.
+        """
+        self._action = request = self._following(request)
+        answer = await self._first_answer(request, ObservationRecorded)
+        failure = answer.failure
+        if failure is not None and failure.code in (ENVIRONMENT_ERROR, STEP_TIMEOUT):
+            # The recipe may count these against the policy, but its last action was answered.
+            failure = failure.model_copy(update={"code": "collect_error"})
+        if failure is not None:
+            raise AttemptFailed(failure)
+        return answer
+
     async def ask_environment(self, request: ActionRequested) -> ObservationRecorded:
         """Returns the first recorded answer to an action, which is sent if there is none yet."""
         if request.kind == "score":
             return await self._ask_judge(request)
+        request = self._following(request)
         if not self._over:
             self._action = request
-        return await self._ask(request, ObservationRecorded)
+        answer = await self._ask(request, ObservationRecorded)
+        if request.index > self._seen[0]:
+            self._seen = request.index, shown(answer)
+        return answer
+
+    def _following(self, request: ActionRequested) -> ActionRequested:
+        """Returns an action with the digest of the answer before it, if the agent has that one."""
+        index, digest = self._seen
+        if request.index != index + 1 or digest is None:
+            return request
+        return sharing_names(request, {**request.__dict__, "after": digest})
 
     async def _ask_judge(self, request: ActionRequested) -> ObservationRecorded:
         """Returns a judge's answer. The attempt fails if it takes longer than the recipe allows."""
@@ -127,21 +190,27 @@ class Attempt:
         if request.call not in self.answers and now() * 1000 >= self.started.deadline:
             self.overdue.set()
             await asyncio.Event().wait()  # The run ends the attempt.
-        answer = await self._first_answer(request, kind)
+        # A prompt may have 100 KiB: only the frame that sends it has it.
+        asking = self._first_answer(request, kind)
+        del request
+        answer = await asking
         if answer.failure is not None and answer.failure.origin != "policy":
             raise AttemptFailed(answer.failure)
         return answer
 
     async def _first_answer(self, request: Request, kind: type[A]) -> A:
-        answer = self.answers.pop(request.call, None)
+        call, digest = request.call, request.digest
+        answer = self.answers.pop(call, None)
         if answer is None:
-            answer = await self._answer_to(request)
+            asking = self._answer_to(request)
+            del request
+            answer = await asking
         if isinstance(answer, GenerationCompleted) and answer.failure is None:
             self._homes[answer.policy] = answer.worker
-        if not isinstance(answer, kind) or answer.digest != request.digest:
+        if not isinstance(answer, kind) or answer.digest != digest:
             raise AttemptFailed.retryable(
                 "diverged",
-                f"call {request.call} differs from the recorded one: the agent's code is not "
+                f"call {call} differs from the recorded one: the agent's code is not "
                 "deterministic, or it has changed",
             )
         return answer
@@ -150,16 +219,19 @@ class Attempt:
         """Sends a request, and returns its first answer."""
         self.replays = False
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[request.call] = future
+        call = request.call
+        self._waiting[call] = future
         try:
             if self.send_prompt is None or isinstance(request, ActionRequested):
                 await self.send(request)
+                del request
                 return await future
             async with self.send_prompt(request, self._homes.get(request.policy)):
+                del request
                 return await future
         except TooLarge as error:
             raise AttemptFailed(refused("too_large", str(error))) from error
         except DependencyError as error:
             raise LogLost(error) from error
         finally:
-            self._waiting.pop(request.call, None)
+            self._waiting.pop(call, None)

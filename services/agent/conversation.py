@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headrace.schemas import packed
-from headrace.schemas.events import GenerationCompleted, GenerationRequested, Turn
+from headrace.schemas.events import GenerationCompleted, GenerationRequested, Sampling, Turn
 from headrace.services.agent.awaiting import must_await
 from headrace.services.agent.turns import RecordedTurn
 
@@ -39,6 +39,23 @@ class Prompt:
     """The texts that the answer has before and after the JSON of `json_schema`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What must be known of a prompt while the policy answers. It has not the prompt's tokens."""
+
+    call: str
+    policy: str
+    sampling: Sampling
+    demonstrated: bool
+    pinned: bool
+
+    @classmethod
+    def of(cls, request: GenerationRequested) -> Asked:
+        """Returns it for a request."""
+        demonstrated, pinned = request.demonstration is not None, request.pinned is not None
+        return cls(request.call, request.policy, request.sampling, demonstrated, pinned)
+
+
 Ask = Callable[["Conversation", Prompt], Awaitable[Generation]]
 """Appends a prompt and the policy's answer to a conversation. Returns the answer."""
 
@@ -54,10 +71,26 @@ class Conversation:
     ask: Ask
     role: str
     """The role that the policy plays in the task."""
-    tokens: list[int] = field(default_factory=list)
-    """All ids so far, in order: those of the prompts and those that were sampled."""
+    parts: list[bytes] = field(default_factory=list)
+    """All ids so far, in order, packed (i32[]): those of the prompts and those that were sampled.
+    The turns have the same objects, so a conversation takes no memory of its own for them."""
     last_call: str | None = None
     """Call path of the newest turn; None while the conversation is empty."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """All ids so far, in a new list, which takes about 40 bytes for each of them."""
+        return packed.unpack_i32(self.packed_tokens)
+
+    @property
+    def packed_tokens(self) -> bytes:
+        """All ids so far, packed."""
+        return b"".join(self.parts)
+
+    @property
+    def length(self) -> int:
+        """How many ids there are so far."""
+        return sum(map(packed.count, self.parts))
 
     @must_await
     async def generate(
@@ -114,20 +147,15 @@ class Conversation:
 
     def fork(self) -> Conversation:
         """Returns a copy that continues from here. Neither sees what the other appends."""
-        return Conversation(self.ask, self.role, list(self.tokens), self.last_call)
+        return Conversation(self.ask, self.role, list(self.parts), self.last_call)
 
-    def append(
-        self, request: GenerationRequested, answer: GenerationCompleted, sampled: Sequence[int]
-    ) -> RecordedTurn:
-        """Appends the ids of a prompt and its answer. Returns the turn. The runtime calls this.
-
-        `sampled` are the ids of `answer.tokens`.
-        """
-        self.tokens += packed.unpack_i32(answer.prompt_added)
-        self.tokens += sampled
+    def append(self, asked: Asked, answer: GenerationCompleted) -> RecordedTurn:
+        """Appends the ids of a prompt and its answer. Returns the turn. The runtime calls this."""
+        packed.unpack_i32(answer.prompt_added)  # raises ValueError if it is no array
+        self.parts += (answer.prompt_added, answer.tokens)
         turn = Turn(
-            call=request.call,
-            policy=request.policy,
+            call=asked.call,
+            policy=asked.policy,
             role=self.role,
             context=answer.prompt_added,
             tokens=answer.tokens,
@@ -136,10 +164,10 @@ class Conversation:
             kv=answer.kv,
             finish=answer.finish,
             text=answer.text,
-            demonstrated=request.demonstration is not None,
+            demonstrated=asked.demonstrated,
         )
         oldest = packed.oldest(answer.versions)
-        parent, self.last_call = self.last_call, request.call
+        parent, self.last_call = self.last_call, asked.call
         return RecordedTurn(
-            turn, parent, len(self.tokens), -1 if oldest is None else oldest, request.sampling
+            turn, parent, self.length, -1 if oldest is None else oldest, asked.sampling
         )

@@ -21,41 +21,25 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from random import Random
 from statistics import fmean
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from headrace.schemas import packed
 from headrace.schemas.events import (
-    ActionRequested,
-    EpisodeStarted,
-    GenerationCompleted,
-    GenerationRequested,
     ObservationRecorded,
     Sampling,
 )
+from headrace.services.agent.artifacts.attempt_files import AttemptFiles
 from headrace.services.agent.awaiting import check_awaited, forgotten, must_await
-from headrace.services.agent.conversation import Conversation, Generation, Prompt
-from headrace.services.agent.requests import action_requested, generation_requested
-from headrace.services.agent.stops import EpisodeStopped, exits_contained
+from headrace.services.agent.conversation import Asked, Conversation, Generation, Prompt
+from headrace.services.agent.requests import (
+    EpisodeRuntime,
+    action_requested,
+    generation_requested,
+)
+from headrace.services.agent.stops import EpisodeStopped, NoScore, exits_contained
 from headrace.services.agent.turns import Branch, RecordedTurn, current_branch
 from headrace.services.base.clock import now
 from headrace.services.base.types import Observation, TaskView
-
-
-class NoScore(Exception):
-    """A judge answered without a score. If the agent doesn't catch this, its attempt fails."""
-
-
-class EpisodeRuntime(Protocol):
-    """Sends the requests of an Episode, and returns the first recorded answer to each."""
-
-    started: EpisodeStarted
-    attempt: int
-
-    async def ask_policy(self, request: GenerationRequested) -> GenerationCompleted:
-        """Requests a generation, and returns its answer."""
-
-    async def ask_environment(self, request: ActionRequested) -> ObservationRecorded:
-        """Requests an action, and returns its observation."""
 
 
 class Episode:
@@ -68,15 +52,14 @@ class Episode:
 
     task: TaskView
     """The task: its payload, the agent's options, and its seed."""
-    random: Random
-    """Random numbers for the agent: the same again after a crash, others in another attempt."""
     metrics: dict[str, float]
     """Numbers for reports. The agent sets them; they are recorded with the trajectory."""
     rewards: dict[str, float]
     """Named parts of the reward, for reports: summed over the steps, with the judges' scores. The
     one with a role's name is what this role learns from, instead of the episode's reward."""
-    turns: dict[str, RecordedTurn]
-    """The turns so far, by call path."""
+    turns: dict[str, RecordedTurn]  # by call path
+    files: AttemptFiles
+    """The files that the environment gave out so far: `files.by_name`."""
 
     def __init__(self, runtime: EpisodeRuntime, options: Mapping[str, Any]) -> None:
         """`options` are the agent's options in the recipe. The task's own options override them."""
@@ -89,14 +72,12 @@ class Episode:
         self._rewards: list[float] = []
         self._reward: float | None = None
         self._scores: dict[str, list[float]] = {}
-        self._turn_count = 0
-        self._token_count = 0
-        self._actions = 0
-        self._was_reset = False
+        self._turn_count = self._token_count = 0
+        self._actions, self._was_reset = 0, False
         self.turns = {}
-        self.random = Random(f"{started.seed}/{runtime.attempt}")
-        self.metrics = {}
-        self.rewards = {}
+        self.files = AttemptFiles()
+        self._random: Random | None = None
+        self.metrics, self.rewards = {}, {}
         self.task = TaskView(
             number=started.task,
             sample=started.sample,
@@ -106,6 +87,18 @@ class Episode:
         )
         current_branch.set(Branch())
         forgotten.set([])
+
+    @property
+    def action_count(self) -> int:
+        """How many actions the agent asked of the environment. 0 if it was never reset."""
+        return self._actions
+
+    @property
+    def random(self) -> Random:
+        """Random numbers for the agent: the same again after a crash, others in another attempt."""
+        # They take 2.5 kB, and few agents use them.
+        self._random = self._random or Random(f"{self._started.seed}/{self._attempt}")
+        return self._random
 
     @property
     def reward(self) -> float | None:
@@ -188,9 +181,11 @@ class Episode:
         request = action_requested(
             self._started, self._attempt, call, "score", content, judge=judge
         )
-        score = (await self._runtime.ask_environment(request)).reward
+        answer = await self._runtime.ask_environment(request)
+        score = answer.reward
         if score is None or not math.isfinite(score):
             raise NoScore(f"the judge {judge!r} answered without a score: {score}")
+        self.files.add(answer, f"{judge}/")
         scores = self._scores.setdefault(judge, [])
         scores.append(score)
         # `fsum` is exact: the sum is the same in whatever order parallel scores arrive.
@@ -278,12 +273,13 @@ class Episode:
         check_awaited()
         here = current_branch.get()
         after = here.last_turn
-        request = action_requested(
-            self._started, self._attempt, here.next(), kind, payload, index=self._actions
+        index, self._actions = self._actions, self._actions + 1
+        asking = self._runtime.ask_environment(
+            action_requested(self._started, self._attempt, here.next(), kind, payload, index=index)
         )
-        self._actions += 1
-        answer = await self._runtime.ask_environment(request)
+        answer = await asking
         self._note_reward(answer, after)
+        self.files.add(answer)
         return Observation(
             text=answer.text,
             data=json.loads(answer.data),
@@ -316,7 +312,10 @@ class Episode:
             self._started, self._attempt, here.next(), conversation, prompt, max_tokens=left
         )
         self._turn_count += 1
-        answer = await self._runtime.ask_policy(request)
+        asked, before = Asked.of(request), request.sampling.json_before
+        asking = self._runtime.ask_policy(request)
+        del request  # it may have 100 KiB
+        answer = await asking
         if answer.finish == "overflow" and not answer.tokens:
             raise EpisodeStopped("overflow")  # The prompt itself is too long.
         if prompt.demonstration is not None and answer.logprobs:
@@ -324,21 +323,20 @@ class Episode:
                 f"the inference worker {answer.worker} ignores demonstrations: it is too old. "
                 "Update it"
             )
-        before = request.sampling.json_before
         if not answer.text.startswith(before[: len(answer.text)]):
             raise RuntimeError(
                 f"the answer of the inference worker {answer.worker} does not begin with "
                 f"{before!r}: the worker is too old to force tool calls. Update it"
             )
         sampled = packed.unpack_i32(answer.tokens)
-        turn = self.turns[request.call] = conversation.append(request, answer, sampled)
+        turn = self.turns[asked.call] = conversation.append(asked, answer)
         most = min(left, self.sampling(conversation.role).max_tokens)
-        if request.pinned is not None and self._started.submitted.purpose == "train":
+        if asked.pinned and self._started.submitted.purpose == "train":
             # Its tokens are as old as the version that the task names.
             turn.turn = turn.turn.model_copy(update={"trainable": False})
-        turn.cut = answer.finish == "length" and request.sampling.max_tokens == most
+        turn.cut = answer.finish == "length" and asked.sampling.max_tokens == most
         self._token_count += len(sampled)
-        here.last_turn = request.call
+        here.last_turn = asked.call
         if answer.finish == "overflow":
             raise EpisodeStopped("overflow")
         finish: Literal["stop", "length"] = "length" if answer.finish == "length" else "stop"

@@ -3,25 +3,30 @@
 An episode always ends while a worker owns it. The records of its end are written one after the
 other: the trajectory, delivered, then the outcome that names it. A higher attempt in the log moves
 the run to that attempt. An outcome in the log stops the run.
+
+Most episodes sleep: their agents wait for an answer. `begin` starts an episode so that meanwhile it
+has its agent's task and a timer, and no other task.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
-from numbers import Real
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import TooLarge
 from headrace.schemas.events import Ending, EpisodeStarted, Failure, Ref
-from headrace.services.agent.attempt import Attempt, Send, SendPrompt
-from headrace.services.agent.awaiting import check_awaited
-from headrace.services.agent.episode import Agent, Episode, NoScore
+from headrace.services.agent.artifacts.collecting import collect
+from headrace.services.agent.attempt import Attempt, Send, SendPrompt, Wake
+from headrace.services.agent.episode import Episode
+from headrace.services.agent.memory.lone_agent import LoneAgent, play
 from headrace.services.agent.records import (
     AgentSetup,
     EarnedReward,
     earned_reward,
+    ending_of_failure,
+    names_error,
     outcome_of,
     trajectory_of,
     without_details,
@@ -32,15 +37,14 @@ from headrace.services.agent.stops import (
     Blamed,
     EpisodeStopped,
     LogLost,
+    NoScore,
     error_of,
-    exits_contained,
 )
 from headrace.services.agent.teacher_scores import ask_teachers
 from headrace.services.base.clock import now
 from headrace.services.base.redactor import REDACTOR
-from headrace.services.base.types import ENVIRONMENT_ERROR, STEP_TIMEOUT, check_names
 from headrace.services.tasks.admission import refused
-from headrace.services.worker.shard import ShardClosed
+from headrace.services.worker.shard import ShardClosed, ShardContext
 
 logger = logging.getLogger(__name__)
 
@@ -48,15 +52,13 @@ MESSAGE = 1_000
 """Largest number of characters of an error: a TaskEnded contains those of all its samples."""
 WHOLE_TIME = 0.9
 """An episode that begins with less than this share of its time left did not have the whole time."""
-EXCEPTIONS = {("agent", "agent_error"), ("environment", ENVIRONMENT_ERROR)}
-"""The origins and codes of failures by an exception of the user's code."""
 REPLAY_S = 10.0
 """Seconds that an agent has after the deadline to run again with answers that are recorded."""
 AGENT_CLOSE_S = 1.0
 """Seconds that an agent's coroutine has to end after it is cancelled."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class EpisodeRun:
     """One live episode. `answers` are those recorded so far, by attempt and call."""
 
@@ -68,20 +70,27 @@ class EpisodeRun:
     send_prompt: SendPrompt | None = None
     """As for `Attempt`."""
     task: asyncio.Task[None] | None = None
-    """The asyncio task that runs it, once it is spawned."""
+    """The asyncio task that runs it. None while only its agent runs."""
+    attempt: int = field(init=False)
+    """The highest attempt that is known."""
+    _attempts: dict[int, Attempt] = field(init=False, default_factory=dict)
+    _current: Attempt = field(init=False)
+    """The attempt that runs or ran last. A higher one may have appeared since."""
+    _failures: list[Failure] = field(init=False, default_factory=list)
+    _moved: Wake = field(init=False, default_factory=Wake)
+    """Set when a higher attempt appears, or the episode is cancelled."""
+    _cancelled: Failure | None = field(init=False, default=None)
+    _cancelling: Wake = field(init=False, default_factory=Wake)
+    _episode: Episode | None = field(init=False, default=None)
+    _had_whole_time: bool = field(init=False, default=False)
+    _agent: asyncio.Task[None] | None = field(init=False, default=None)
+    """The agent's task, as long as no task waits for it."""
+    _lone: LoneAgent | None = field(init=False, default=None)
+    """Set while only the agent has a task."""
 
     def __post_init__(self) -> None:
         self.attempt = max(self.started.attempt, *self.answers, 0)
-        """The highest attempt that is known."""
-        self._attempts: dict[int, Attempt] = {}
         self._current = self._attempt(self.attempt)
-        """The attempt that runs or ran last. A higher one may have appeared since."""
-        self._failures: list[Failure] = []
-        self._moved = asyncio.Event()
-        self._cancelled: Failure | None = None
-        self._cancelling = asyncio.Event()
-        self._episode: Episode | None = None
-        self._had_whole_time = False
 
     def on_answer(self, answer: Answer) -> None:
         """Takes an answer to this episode. If two have the same id, the first one counts."""
@@ -91,23 +100,47 @@ class EpisodeRun:
         if answer.attempt > self.attempt:
             self.attempt = answer.attempt
             self._moved.set()
+            self._go_on()
 
     def cancel(self, reason: str) -> None:
         """Ends the episode as cancelled."""
         self._cancelled = self._cancelled or refused("cancelled", reason[:MESSAGE])
         self._cancelling.set()
         self._moved.set()
+        self._go_on()
 
     def stop(self) -> None:
         """Ends the run and writes nothing: the episode's outcome is in the log."""
+        if self._lone is not None:
+            self._lone.cancel()
+            self._lone = None
+        if self._agent is not None:
+            self._current.end()
+            self._agent.add_done_callback(error_of)  # or asyncio would log that nobody took it
+            self._agent.cancel()
         if self.task is not None:
             self.task.cancel()
 
+    def begin(self, context: ShardContext) -> None:
+        """Starts the agent now, and `run` in a task as soon as there is more to do than to wait."""
+        self._lone = LoneAgent(context, self._left_s(), self._go_on)
+        if self._cancelled is not None or self._is_lost():
+            self._go_on()
+        else:
+            self._note_time()
+            self._lone.start(self._begin_attempt, self._go_on)
+
+    def _go_on(self, _: object = None) -> None:
+        """Runs in a task of its own from now on."""
+        if self._lone is not None and not self._lone.is_closed:
+            lone, self._lone = self._lone, None
+            name = f"episode {self.started.task}/{self.started.sample}"
+            self.task = lone.spawn(self.run(), name)
+
     async def run(self) -> None:
         """Runs the episode until its outcome is delivered."""
-        left_s = self.started.deadline / 1000 - now()
-        prompt = left_s >= WHOLE_TIME * self.started.submitted.deadline_s
-        self._had_whole_time = prompt and not self._current.was_begun
+        if self._agent is None:
+            self._note_time()
         ending, failure = await self._run_attempts()
         await self._close_environment()
         earned = earned_reward(self.started, self.setup, self._episode, ending, failure)
@@ -136,6 +169,18 @@ class EpisodeRun:
             logger.warning("an outcome is written without its details: %s", error)
             await self.send(without_details(outcome))
 
+    def _note_time(self) -> None:
+        """Notes whether the agent has the whole time: nobody began before, and it is not late."""
+        prompt = self._left_s() >= WHOLE_TIME * self.started.submitted.deadline_s
+        self._had_whole_time = prompt and not self._current.was_begun
+
+    def _left_s(self) -> float:
+        return max(0.0, self.started.deadline / 1000 - now())
+
+    def _is_lost(self) -> bool:
+        """Whether the newest attempt can't go on, because an earlier owner began it."""
+        return self._attempt(self.attempt).was_begun and not self.setup.replayable
+
     def _attempt(self, number: int) -> Attempt:
         if number not in self._attempts:
             answers = self.answers.pop(number, {})
@@ -156,9 +201,10 @@ class EpisodeRun:
                 return "deadline", self._failure_of_deadline()
             number = self._current.attempt
             if self.attempt > number:
+                await self._close_environment()  # Whoever moved on may not know where it is.
                 continue
             self._failures.append(failure)
-            counted = self._counted(failure)
+            counted = ending_of_failure(self.setup.settings, failure)
             if counted is not None and self._episode is not None and self._episode.turns:
                 # What the policy did may be the cause. Another attempt would give it a second try.
                 return counted, None
@@ -166,14 +212,6 @@ class EpisodeRun:
                 return "failed", failure
             await self._close_environment()
             self.attempt = max(self.attempt, number + 1)
-
-    def _counted(self, failure: Failure) -> Ending | None:
-        """Returns how a failure ends an episode of which the recipe says that it counts."""
-        settings = self.setup.settings
-        if failure.code == STEP_TIMEOUT and settings.timeouts == "unfinished":
-            return "step_timeout"
-        raised = (failure.origin, failure.code) in EXCEPTIONS
-        return "exception" if raised and settings.exceptions == "unfinished" else None
 
     def _failure_of_deadline(self) -> Failure | None:
         """Returns why the deadline excludes the episode, or None if it counts as unfinished.
@@ -190,28 +228,25 @@ class EpisodeRun:
 
     async def _one_attempt(self) -> Ending:
         """Runs the agent's coroutine until it ends, or is cancelled, superseded or overdue."""
-        self._moved.clear()
-        attempt = self._current = self._attempt(self.attempt)
-        self._episode = None  # an earlier attempt's turns must not count if this one ends at once
-        if self._cancelled is not None:
-            return "cancelled"
-        if attempt.was_begun and not self.setup.replayable:
-            raise AttemptFailed.retryable(
-                "worker_lost", "the worker that ran this agent has ended, and it can't be replayed"
-            )
-        self._episode = Episode(attempt, self.setup.options)
-        agent = asyncio.create_task(_play(self.setup.agent, self._episode))
-        moved = asyncio.create_task(self._moved.wait())
-        overdue = asyncio.create_task(attempt.overdue.wait())
-        left_s = max(0.0, self.started.deadline / 1000 - now())
+        agent = self._agent
+        if agent is None:
+            self._moved.clear()
+            self._current = self._attempt(self.attempt)
+            self._episode = None  # an earlier attempt's must not count if this one ends at once
+            if self._cancelled is not None:
+                return "cancelled"
+            if self._is_lost():
+                lost = "the worker that ran this agent has ended, and it can't be replayed"
+                raise AttemptFailed.retryable("worker_lost", lost)
+            agent = self._begin_attempt()
+        self._agent = None
+        attempt = self._current
         try:
-            await _first_of({agent, moved}, left_s)
+            await _first_of({agent, self._moved.future}, self._left_s())
             if attempt.replays:
                 # It may have ended in time: an earlier owner died while a teacher read it.
-                await _first_of({agent, moved, overdue}, REPLAY_S)
+                await _first_of({agent, self._moved.future, attempt.overdue.future}, REPLAY_S)
         finally:
-            moved.cancel()
-            overdue.cancel()
             attempt.end()
             finished = agent.done()
             if not finished:
@@ -222,15 +257,27 @@ class EpisodeRun:
         if self._cancelled is not None:
             return "cancelled"
         if not finished:
-            if self._moved.is_set():
+            if self._moved.is_set:
                 raise AttemptFailed.retryable("superseded", "a higher attempt is in the log")
             raise TimeoutError
-        return self._ending_of(agent)
+        ending = self._ending_of(agent)
+        assert self._episode is not None
+        if await collect(self.started, attempt, self._episode, self._moved):
+            return ending
+        if self._cancelled is None:
+            raise AttemptFailed.retryable("superseded", "a higher attempt is in the log")
+        return "cancelled"
+
+    def _begin_attempt(self) -> asyncio.Task[None]:
+        """Starts the agent's coroutine with the newest attempt."""
+        self._episode = Episode(self._current, self.setup.options)
+        self._agent = asyncio.create_task(play(self.setup.agent, self._episode), name="agent")
+        return self._agent
 
     def _ending_of(self, agent: asyncio.Future[None]) -> Ending:
         error = error_of(agent)
         if self._episode is not None and (error is None or isinstance(error, EpisodeStopped)):
-            error = _names_error(self._episode) or error
+            error = names_error(self._episode) or error
         if error is None:
             return "finished"
         if isinstance(error, EpisodeStopped):
@@ -266,9 +313,9 @@ class EpisodeRun:
         assert self._episode is not None
         turns = self._episode.turns
         asking = asyncio.create_task(ask_teachers(self._current, turns, self.setup.teachers))
-        cancelled = asyncio.create_task(self._cancelling.wait())
+        waited: set[asyncio.Future[Any]] = {asking, self._cancelling.future}
         try:
-            await asyncio.wait({asking, cancelled}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if self._cancelled is not None:
                 return "cancelled", self._cancelled
             for call, logprobs in asking.result().items():
@@ -278,7 +325,6 @@ class EpisodeRun:
         except LogLost as lost:
             raise lost.error from None
         finally:
-            cancelled.cancel()
             asking.cancel()
         return None
 
@@ -300,28 +346,5 @@ class EpisodeRun:
         return await self.send(trajectory)
 
 
-async def _first_of(tasks: set[asyncio.Task[Any]], timeout_s: float) -> None:
+async def _first_of(tasks: set[asyncio.Future[None]], timeout_s: float) -> None:
     await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-
-
-def _names_error(episode: Episode) -> ValueError | None:
-    """Returns what is wrong with the named rewards or metrics. Clears those that are no numbers."""
-    for kind, values in (("rewards", episode.rewards), ("metrics", episode.metrics)):
-        wrong = [name for name, value in values.items() if not isinstance(value, Real)]
-        if wrong:
-            given = type(values[wrong[0]]).__name__
-            values.clear()
-            return ValueError(f"episode.{kind}[{wrong[0]!r}] is a {given}, not a number")
-    try:
-        check_names(episode.rewards)
-        check_names(episode.metrics)
-    except ValueError as error:
-        return ValueError(f"the named rewards or metrics of the episode have {error}")
-    return None
-
-
-async def _play(agent: Agent, episode: Episode) -> None:
-    """Runs an agent's code. If the code asks the process to exit, only the attempt fails."""
-    with exits_contained():
-        await agent(episode)
-        check_awaited()

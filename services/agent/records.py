@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal
 
 from headrace.schemas import packed
@@ -25,14 +26,17 @@ from headrace.services.agent.requests import following
 from headrace.services.agent.teacher_scores import Teacher
 from headrace.services.agent.turns import arrange, is_cut, policy_uses
 from headrace.services.base.clock import now_ms
+from headrace.services.base.types import ENVIRONMENT_ERROR, STEP_TIMEOUT, check_names
+from headrace.services.tasks.admission import own_labels
 
 UNFINISHED: frozenset[Ending] = frozenset({"turn_limit", "token_limit", "overflow"})
 """Endings by a limit that the policy reached. They are data; the recipe may set their reward."""
 COUNTED: frozenset[Ending] = frozenset({"deadline", "step_timeout", "exception"})
 """Endings that are as those by a limit if the recipe says so. Otherwise they have a failure."""
+EXCEPTIONS = {("agent", "agent_error"), ("environment", ENVIRONMENT_ERROR)}
+"""The origins and codes of failures by an exception of the user's code."""
 UNREWARDED: frozenset[Ending] = frozenset({"failed", "cancelled"})
 """Endings that say nothing about the policy, and have no reward."""
-"""The named part of the reward that is the penalty for length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,8 @@ def trajectory_of(
         started=began_ms,
         ended=now_ms(),
         metrics=episode.metrics,
+        artifacts=tuple(episode.files.by_name.values()),
+        labels=own_labels(submitted),
     )
 
 
@@ -141,6 +147,8 @@ def outcome_of(
         attempts=following(attempt) if attempts is None else attempts,
         seconds=seconds,
         masked=earned.masked,
+        labels=own_labels(submitted),
+        artifacts=tuple(episode.files.by_name.values()) if episode else (),
     )
 
 
@@ -155,7 +163,16 @@ def without_details(outcome: EpisodeEnded) -> EpisodeEnded:
     uses = tuple(use.model_copy(update={"turn_rewards": b""}) for use in outcome.policies)
     roles = {use.role for use in outcome.policies}
     rewards = {role: value for role, value in outcome.rewards.items() if role in roles}
-    return outcome.model_copy(update={"rewards": rewards, "policies": uses, "failure": failure})
+    changes: dict[str, object] = {"rewards": rewards, "policies": uses, "failure": failure}
+    return outcome.model_copy(update={**changes, "labels": {}, "artifacts": ()})
+
+
+def ending_of_failure(settings: AgentSettings, failure: Failure) -> Ending | None:
+    """Returns how a failure ends an episode of which the recipe says that it counts."""
+    if failure.code == STEP_TIMEOUT and settings.timeouts == "unfinished":
+        return "step_timeout"
+    raised = (failure.origin, failure.code) in EXCEPTIONS
+    return "exception" if raised and settings.exceptions == "unfinished" else None
 
 
 def earned_reward(
@@ -196,6 +213,22 @@ def earned_reward(
     cut = ending in UNFINISHED or (ending == "finished" and is_cut(learning))
     parts |= own
     return EarnedReward(reward, parts, masked=cut and setup.settings.overlong == "mask")
+
+
+def names_error(episode: Episode) -> ValueError | None:
+    """Returns what is wrong with the named rewards or metrics. Clears those that are no numbers."""
+    for kind, values in (("rewards", episode.rewards), ("metrics", episode.metrics)):
+        wrong = [name for name, value in values.items() if not isinstance(value, Real)]
+        if wrong:
+            given = type(values[wrong[0]]).__name__
+            values.clear()
+            return ValueError(f"episode.{kind}[{wrong[0]!r}] is a {given}, not a number")
+    try:
+        check_names(episode.rewards)
+        check_names(episode.metrics)
+    except ValueError as error:
+        return ValueError(f"the named rewards or metrics of the episode have {error}")
+    return None
 
 
 def _is_pinned(submitted: TaskSubmitted, role: str) -> bool:
@@ -251,4 +284,5 @@ def task_ended(
         minimum=submitted.minimum,
         outcomes=outcomes,
         versions=pinned,
+        labels=own_labels(submitted),
     )

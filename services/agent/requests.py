@@ -8,9 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Literal
+from typing import Any, Literal, Protocol
 
-from headrace.schemas import packed
 from headrace.schemas.events import (
     ActionRequested,
     EnvironmentUse,
@@ -24,6 +23,20 @@ from headrace.services.agent.conversation import Conversation, Prompt
 
 Request = GenerationRequested | ActionRequested
 Answer = GenerationCompleted | ObservationRecorded
+
+
+class EpisodeRuntime(Protocol):
+    """Sends the requests of an Episode, and returns the first recorded answer to each."""
+
+    started: EpisodeStarted
+    attempt: int
+
+    async def ask_policy(self, request: GenerationRequested) -> GenerationCompleted:
+        """Requests a generation, and returns its answer."""
+
+    async def ask_environment(self, request: ActionRequested) -> ObservationRecorded:
+        """Requests an action, and returns its observation."""
+
 
 LAST = 2**31 - 1
 """The largest number that an event's `int` can hold. A record may contain it."""
@@ -49,7 +62,7 @@ def generation_requested(
         changes["json_schema"] = json.dumps(prompt.json_schema, ensure_ascii=False)
         changes["json_before"], changes["json_after"] = prompt.around
     sampling = use.sampling.model_copy(update=changes)
-    tokens = packed.pack_i32(conversation.tokens)
+    tokens = conversation.packed_tokens
     meant: list[str | bytes] = [use.policy, str(use.version), _used(sampling), tokens, prompt.text]
     # Fields that are not used are left out: requests from before they existed keep their digest.
     if prompt.chat or prompt.demonstration is not None:
@@ -94,7 +107,7 @@ def action_requested(
     use = submitted.environment if judge is None else EnvironmentUse(use=judge)
     if use is None:
         raise ValueError("this task has no environment: set tasks.environment in the recipe")
-    return ActionRequested(
+    request = ActionRequested(
         task=started.task,
         sample=started.sample,
         attempt=attempt,
@@ -106,7 +119,51 @@ def action_requested(
         artifacts=submitted.artifacts if kind == "reset" else (),
         seed=submitted.seed,
         expires_at=started.deadline,
-        digest=meaning_of(kind, str(index), use.model_dump_json(), payload),
+        digest=meaning_of(kind, str(index), _meant(use), payload),
+    )
+    return sharing_names(request, request.__dict__)
+
+
+_ALL = set(ActionRequested.model_fields)
+
+
+def sharing_names(request: ActionRequested, fields: dict[str, Any]) -> ActionRequested:
+    """Returns an action with these fields, as valid as `request` was.
+
+    All such actions share the set of the fields' names. Each has one of its own otherwise, which
+    takes a kilobyte for as long as the agent waits.
+    """
+    made = ActionRequested.__new__(type(request))
+    object.__setattr__(made, "__dict__", fields)
+    object.__setattr__(made, "__pydantic_fields_set__", _ALL)
+    object.__setattr__(made, "__pydantic_extra__", None)
+    object.__setattr__(made, "__pydantic_private__", None)
+    return made
+
+
+COLLECT = "collect"
+"""The call of the request for an attempt's files. An attempt has at most one."""
+
+
+def collect_requested(started: EpisodeStarted, attempt: int, index: int) -> ActionRequested | None:
+    """Returns the request for the files of an attempt's environment; None if none are wanted.
+
+    `index` is not part of what it means: at a limit, a branch of the agent may have asked for one
+    more action or not.
+    """
+    use = started.submitted.environment
+    if use is None or not use.collect:
+        return None
+    return ActionRequested(
+        task=started.task,
+        sample=started.sample,
+        attempt=attempt,
+        call=COLLECT,
+        index=index,
+        kind="collect",
+        environment=use,
+        expires_at=started.deadline,
+        digest=meaning_of("collect", _meant(use)),
     )
 
 
@@ -143,6 +200,11 @@ def close_after(
 def following(number: int) -> int:
     """Returns the attempt or index after this one, at most LAST."""
     return min(number + 1, LAST)
+
+
+def _meant(use: EnvironmentUse) -> str:
+    """Returns an environment as JSON, without the later field if it is not used."""
+    return use.model_dump_json(exclude=None if use.collect else {"collect"})
 
 
 def _used(sampling: Sampling) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 from headrace.errors import UsageError
 from headrace.schemas.events import LoadReported
+from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import (
     EPISODES,
     GENERATIONS,
@@ -24,6 +26,8 @@ from headrace.services.agent.crash_isolation.isolation import Isolation, MakeChi
 from headrace.services.agent.gateway.clients import ClientAgent
 from headrace.services.agent.gateway.program import Command
 from headrace.services.agent.gateway.server import GatewayServer
+from headrace.services.agent.records import AgentSetup
+from headrace.services.agent.routing.action_routes import ActionRoutes
 from headrace.services.agent.routing.prompt_routes import PromptRoutes
 from headrace.services.agent.shard import AgentShard
 from headrace.services.base.concurrency import until_first
@@ -51,23 +55,19 @@ async def run(
     engine that should run them can't be reached.
     """
     agents = load_agents(context.recipe)
-    for key, setup in agents.items():
-        if isinstance(setup.agent, ClientAgent):
-            if entrance is None:
-                raise UsageError(
-                    f"agents.{key} waits for clients, which this worker can't serve: run "
-                    "`headrace serve gateway` instead of `headrace serve agent`"
-                )
-            setup.agent.entrance = entrance
-        elif isinstance(setup.agent, Command):
-            await setup.agent.open(context.recipe.tasks.deadline_s)
+    await _open(agents, context.recipe, entrance)
     cancellations = Cancellations(context.log)
     episodes = context.log.topics.name(EPISODES)
-    # Each agent worker has about as many partitions of `episodes` as any other.
-    routes = PromptRoutes(
-        context.recipe.policies,
-        context.recipe.pool_partitions,
-        lambda: context.recipe.partitions / max(1, len(worker.numbers(episodes))),
+
+    def agent_workers() -> float:
+        """Each agent worker has about as many partitions of `episodes` as any other."""
+        return context.recipe.partitions / max(1, len(worker.numbers(episodes)))
+
+    routes = PromptRoutes(context.recipe.policies, context.recipe.pool_partitions, agent_workers)
+    action_routes = ActionRoutes(
+        [key for key, one in context.recipe.environments.items() if not one.external],
+        context.log.topics.action_partitions,
+        agent_workers,
     )
     isolation = Isolation(make_child or partial(EpisodesProcess.start, context.recipe))
     side_topics = [context.log.topics.name(topic) for topic in SIDE_TOPICS]
@@ -83,6 +83,7 @@ async def run(
             isolation,
             cancellations,
             routes,
+            action_routes,
         ),
         side_partitions=lambda main: {
             Partition(topic, main.number): "committed" for topic in side_topics
@@ -91,15 +92,32 @@ async def run(
         stopping=context.stopping,
     )
     try:
-        await until_first(cancellations.follow(), follow_loads(context.log, routes), worker.run())
+        loads = follow_loads(context.log, (routes, action_routes))
+        await until_first(cancellations.follow(), loads, worker.run())
     finally:
         for setup in agents.values():
             if isinstance(setup.agent, Command):
                 await setup.agent.aclose()
 
 
-async def follow_loads(log: EventLog, routes: PromptRoutes) -> None:
-    """Passes on the reports of inference workers, as they come.
+async def _open(
+    agents: Mapping[str, AgentSetup], recipe: Recipe, entrance: GatewayServer | None
+) -> None:
+    """Gives agents what they need of this worker."""
+    for key, setup in agents.items():
+        if isinstance(setup.agent, ClientAgent):
+            if entrance is None:
+                raise UsageError(
+                    f"agents.{key} waits for clients, which this worker can't serve: run "
+                    "`headrace serve gateway` instead of `headrace serve agent`"
+                )
+            setup.agent.entrance = entrance
+        elif isinstance(setup.agent, Command):
+            await setup.agent.open(recipe.tasks.deadline_s)
+
+
+async def follow_loads(log: EventLog, followers: Sequence[PromptRoutes | ActionRoutes]) -> None:
+    """Passes on the reports of inference and env workers, as they come.
 
     Raises DependencyError if the broker does not answer.
     """
@@ -107,4 +125,5 @@ async def follow_loads(log: EventLog, routes: PromptRoutes) -> None:
     async with aclosing(follow_events(log, {log.topics.partition(LOADS): Back(0)})) as items:
         async for item in items:
             if isinstance(item, Delivery) and isinstance(item.event, LoadReported):
-                routes.on_report(item.event, loop.time())
+                for routes in followers:
+                    routes.on_report(item.event, loop.time())

@@ -17,20 +17,26 @@ from prometheus_client import Counter, Gauge
 
 from headrace.errors import TooLarge
 from headrace.schemas.events import (
+    ActionRequested,
     EpisodeEnded,
     EpisodeStarted,
+    Event,
     Failure,
     GenerationCompleted,
     GenerationRequested,
     ObservationRecorded,
+    Ref,
     TaskEnded,
     TaskSubmitted,
 )
 from headrace.services.agent.crash_isolation.isolation import DEATHS, IsolatedEpisode, Isolation
 from headrace.services.agent.early_answers import EarlyAnswers, Key
 from headrace.services.agent.episode_run import EpisodeRun
+from headrace.services.agent.memory.shared_starts import SharedStarts
 from headrace.services.agent.records import AgentSetup, refused, task_ended, without_details
 from headrace.services.agent.requests import Answer, close_after
+from headrace.services.agent.routing.action_routes import ActionRoutes, Place
+from headrace.services.agent.routing.episode_places import EpisodePlaces
 from headrace.services.agent.routing.prompt_routes import PromptRoutes
 from headrace.services.log.event_log import Delivery
 from headrace.services.tasks.cancellation import Cancellations, TaskId, id_of
@@ -44,12 +50,13 @@ ENDED = Counter("headrace_episodes_ended_total", "Episodes ended by this worker.
 RUN_ENDING = "the run is ending"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Task:
     """A task with a held start."""
 
     submitted: TaskSubmitted
-    starts: dict[int, Delivery[EpisodeStarted]] = field(default_factory=dict)
+    starts: dict[int, tuple[EpisodeStarted, float]] = field(default_factory=dict)
+    """Sample to its start, and when that was recorded, in seconds since the epoch."""
     releases: list[Callable[[], None]] = field(default_factory=list)
     outcomes: dict[int, EpisodeEnded] = field(default_factory=dict)
     """The first outcome of each sample, in log order."""
@@ -70,13 +77,17 @@ class AgentShard:
     isolation: Isolation
     cancellations: Cancellations
     routes: PromptRoutes
+    action_routes: ActionRoutes
 
     def __post_init__(self) -> None:
         self._tasks: dict[int, _Task] = {}
         self._numbers: dict[TaskId, int] = {}
         """The numbers of the tasks that run. Duplicates of a task are not among them."""
         self._runs: dict[Key, EpisodeRun | IsolatedEpisode] = {}
+        self._places: dict[Key, EpisodePlaces] = {}
+        """By episode that runs here."""
         self._early_answers = EarlyAnswers()
+        self._shared = SharedStarts()
         self._early_outcomes: dict[int, dict[int, EpisodeEnded]] = {}
         self._ended: set[int] = set()
         self._newest = -1
@@ -88,8 +99,12 @@ class AgentShard:
         if isinstance(event, EpisodeStarted):
             self._on_start(delivery)
         elif isinstance(event, GenerationCompleted | ObservationRecorded):
-            if isinstance(event, GenerationCompleted) and self.context.caught_up:
-                self.routes.on_answer(event, asyncio.get_running_loop().time())
+            if self.context.caught_up:
+                now_s = asyncio.get_running_loop().time()
+                if isinstance(event, GenerationCompleted):
+                    self.routes.on_answer(event, now_s)
+                else:
+                    self.action_routes.on_answer(event, now_s)
             self._on_answer(event)
         elif isinstance(event, EpisodeEnded):
             self._on_outcome(event)
@@ -122,7 +137,11 @@ class AgentShard:
         """Drops all episodes. The partition's next owner continues the unfinished ones."""
         self.cancellations.unsubscribe(self._on_cancelled)
         LIVE.dec(len(self._runs))
+        for run in self._runs.values():
+            if isinstance(run, EpisodeRun):
+                run.stop()
         self._runs.clear()
+        self._places.clear()
 
     def _on_start(self, delivery: Delivery[EpisodeStarted]) -> None:
         event = delivery.event
@@ -130,6 +149,7 @@ class AgentShard:
         if event.task in self._ended:
             return
         task = self._tasks.get(event.task)
+        event = self._shared.of(event, None if task is None else task.submitted)
         if task is None:
             outcomes = self._early_outcomes.pop(event.task, {})
             task = self._tasks[event.task] = _Task(event.submitted, outcomes=outcomes)
@@ -137,7 +157,7 @@ class AgentShard:
                 self._numbers[id_of(event.submitted)] = event.task
         if event.sample in task.starts:
             return
-        task.starts[event.sample] = delivery
+        task.starts[event.sample] = event, delivery.recorded_at
         task.releases.append(self.context.hold(delivery))
         if self.context.caught_up:
             self._launch(task, event.sample)
@@ -146,6 +166,10 @@ class AgentShard:
     def _on_answer(self, answer: Answer) -> None:
         key = answer.task, answer.sample
         if (run := self._runs.get(key)) is not None:
+            if isinstance(answer, ObservationRecorded):
+                other = self._places[key].on_answer(answer)
+                if other or (answer.partition >= 0 and answer.attempt < run.attempt):
+                    self.context.spawn(self._close_all([answer]), "close environment")
             run.on_answer(answer)
         else:
             self._early_answers.keep(key, answer)
@@ -170,7 +194,8 @@ class AgentShard:
         for answer in last:
             task = self._tasks.get(answer.task)
             environment = None if task is None else task.submitted.environment
-            await self.context.send(close_after(answer, environment))
+            place = answer.partition if answer.partition >= 0 else self.context.partition.number
+            await self.context.send(close_after(answer, environment), place)
 
     def _on_outcome(self, outcome: EpisodeEnded) -> None:
         task = self._tasks.get(outcome.task)
@@ -202,30 +227,58 @@ class AgentShard:
         """Runs an episode unless its outcome is in the log; with `isolate`, in a child process."""
         if sample in task.outcomes:
             return
-        delivery = task.starts[sample]
-        started = delivery.event
+        started, recorded_at = task.starts[sample]
         verdict = started.verdict or self.refusal(started.submitted)
         if verdict is not None:
             ended = refused(started, verdict)
             self.context.spawn(self.context.send(ended), f"refuse {started.task}")
             return
+        places = self._places[started.task, sample] = EpisodePlaces()
+        observed = self._early_answers.observed((started.task, sample))
+        if others := [answer for answer in observed if places.on_answer(answer)]:
+            self.context.spawn(self._close_all(others), "close environments")
         answers = self._early_answers.take((started.task, sample))
         setup = self.agents[started.submitted.agent]
         run: EpisodeRun | IsolatedEpisode
         # An agent that can't be replayed already runs outside this process.
         if isolate and setup.replayable:
-            run = IsolatedEpisode(self.context, started, delivery.recorded_at, answers)
+            run = IsolatedEpisode(self.context, started, recorded_at, answers, self._send)
         else:
-            run = EpisodeRun(
-                self.context.send, started, delivery.recorded_at, setup, answers, self._send_prompt
-            )
-            run.task = self.context.spawn(run.run(), f"episode {started.task}/{sample}")
+            run = EpisodeRun(self._send, started, recorded_at, setup, answers, self._send_prompt)
         self._runs[started.task, sample] = run
         LIVE.inc()
         if self.ending.is_set():
             run.cancel(RUN_ENDING)
         if (reason := self.cancellations.reason(started.submitted)) is not None:
             run.cancel(reason)
+        if isinstance(run, EpisodeRun):
+            run.begin(self.context)
+
+    async def _send(self, event: Event) -> Ref:
+        """Writes an event, an action to the partition of its environment."""
+        place = self._place(event) if isinstance(event, ActionRequested) else None
+        return await self.context.send(event, place)
+
+    def _place(self, action: ActionRequested) -> int:
+        """Returns the partition for an action. A reset or a score goes to whoever is free.
+
+        Without reports it has the number of this partition: another team's env worker may answer in
+        the partition of `observations` with the number of the action's.
+        """
+        own, now_s = self.context.partition.number, asyncio.get_running_loop().time()
+        if action.kind == "score":
+            chosen = self.action_routes.choose(action, (), now_s)
+            return own if chosen is None else chosen.partition
+        places = self._places.get((action.task, action.sample), EpisodePlaces())
+        if action.kind == "reset" and places.place(action.attempt) is None:
+            chosen = self.action_routes.choose(action, places.workers(), now_s)
+            places.sent(action.attempt, chosen or Place("", own))
+        place = places.place(action.attempt)
+        if place is None:
+            return own
+        if action.kind == "close":
+            self.action_routes.on_close(action.environment.use, place.worker)
+        return place.partition
 
     @asynccontextmanager
     async def _send_prompt(
@@ -234,11 +287,13 @@ class AgentShard:
         now_s = asyncio.get_running_loop().time()
         with self.routes.route(request, home, now_s) as partition:
             await self.context.send(request, partition)
+            del request
             yield
 
     def _stop(self, key: Key) -> None:
         """Ends a run whose outcome is in the log, whichever worker wrote it."""
         run = self._runs.pop(key, None)
+        self._places.pop(key, None)
         if run is not None:
             LIVE.dec()
             run.stop()
@@ -248,7 +303,7 @@ class AgentShard:
         if task.closing or len(task.outcomes) < task.submitted.samples or not task.starts:
             return
         task.closing = True
-        number = next(iter(task.starts.values())).event.task
+        number = next(iter(task.starts.values()))[0].task
         self.context.spawn(self._close(number, task), f"task {number}")
 
     async def _close(self, number: int, task: _Task) -> None:

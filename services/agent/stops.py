@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 from headrace.errors import DependencyError
 from headrace.schemas.events import Failure
@@ -38,6 +38,10 @@ class AttemptFailed(BaseException):
         return cls(Failure(origin=origin, code=code, message=message, retryable=True))
 
 
+class NoScore(Exception):
+    """A judge answered without a score. If the agent doesn't catch this, its attempt fails."""
+
+
 class LogLost(BaseException):
     """A request could not be written to the log. The worker must end."""
 
@@ -55,10 +59,15 @@ def exits_contained() -> Iterator[None]:
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as exit:
-        raise RuntimeError(f"the agent's code raised {type(exit).__name__}: {exit}") from exit
+        raise contained(exit) from exit
 
 
-def error_of(agent: asyncio.Future[None]) -> BaseException | None:
+def contained(exit: BaseException) -> RuntimeError:
+    """Returns the error to raise instead of an exit of the agent's code."""
+    return RuntimeError(f"the agent's code raised {type(exit).__name__}: {exit}")
+
+
+def error_of(agent: asyncio.Future[Any]) -> BaseException | None:
     """Returns what an agent's finished coroutine raised, even if it is a CancelledError.
 
     Of a group, as a TaskGroup raises it, returns the error that says how the attempt ended, if

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 MOST_NAMES = 256
@@ -14,6 +15,28 @@ ENVIRONMENT_ERROR = "environment_error"
 """The code of the failure of an action whose environment raised an exception."""
 STEP_TIMEOUT = "step_timeout"
 """Code of the failure of a reset or a step that took longer than `step_s` of its environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskFile:
+    """A file of a task. Its bytes are fetched from the blob store when they are asked for."""
+
+    name: str
+    """Its relative path, with `/` between the parts."""
+    size: int
+    """Size in bytes."""
+    fetch: Callable[[], Awaitable[Path]]
+
+    async def path(self) -> Path:
+        """Returns a local file with the bytes, verified. Do not write to it.
+
+        Raises InfrastructureError if the blob store does not have it, or does not answer.
+        """
+        return await self.fetch()
+
+    async def read(self) -> bytes:
+        """Returns the bytes, verified. Raises InfrastructureError as `path` does."""
+        return (await self.fetch()).read_bytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +53,8 @@ class TaskView:
     """The options of this agent or environment: the recipe's, overridden by the task's own."""
     seed: int
     """The task's seed. All its samples share it, so that they get the same environment."""
+    artifacts: Mapping[str, TaskFile] = field(default_factory=dict)
+    """The files that belong to the task, by name. Agents don't get them: it is always empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +72,10 @@ class Observation:
     """The episode ended by itself."""
     truncated: bool = False
     """The environment cut the episode short."""
+    artifacts: Mapping[str, bytes | Path] = field(default_factory=dict)
+    """Files that the environment gives out, by name: their bytes, or files with them. They are
+    stored before the observation is recorded. For agents it is always empty: see
+    `Episode.artifacts`."""
 
     @property
     def done(self) -> bool:

@@ -6,14 +6,23 @@ import json
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from numbers import Real
+from pathlib import Path
 
 from headrace.errors import EnvironmentFailed, InfrastructureError, TooLarge, UsageError
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.types import ENVIRONMENT_ERROR, Observation, check_names
+from headrace.services.tasks.artifact_store import Stored
 
 logger = logging.getLogger(__name__)
+
+LEFT_OUT = "left_out"
+"""The key of an observation's `data` that says which files were not stored, and why."""
+MOST_LEFT_OUT = 64
+"""Most of them that an observation names."""
+NOTHING_STORED = Stored()
 
 Answer = Callable[[ObservationRecorded], Awaitable[object]]
 """Send an answer; return once it is durable."""
@@ -26,8 +35,19 @@ def answer_to(
     *,
     run_ms: int = 0,
     failure: Failure | None = None,
+    stored: Stored = NOTHING_STORED,
+    partition: int = -1,
 ) -> ObservationRecorded:
-    """Make the event that answers an action. Raises what `check_observation` raises."""
+    """Make the event that answers an action. Raises what `check_observation` raises.
+
+    `stored` are the observation's files, which are in the blob store already. `partition` is where
+    the environment gets its actions from; -1 if no environment stays open.
+    """
+    if stored.left_out:
+        # An environment that left files out itself has said so.
+        left_out = [*observation.data.get(LEFT_OUT, ()), *stored.left_out]
+        said = {**observation.data, LEFT_OUT: left_out[:MOST_LEFT_OUT]}
+        observation = replace(observation, data=said)
     data = check_observation(observation, action.kind)
     observed = ObservationRecorded(
         task=action.task,
@@ -42,11 +62,13 @@ def answer_to(
         rewards={name: float(reward) for name, reward in observation.rewards.items()},
         terminated=observation.terminated,
         truncated=observation.truncated,
+        artifacts=stored.artifacts,
         instance=instance,
         run_ms=run_ms,
         failure=failure,
+        partition=partition,
     )
-    # The log redacts it, too, but it must equal what the log will have: see `alike`.
+    # The log redacts it, too, but it must equal what the log will have: see `shown`.
     return REDACTOR.model(observed)
 
 
@@ -70,6 +92,11 @@ def check_observation(observation: Observation, method: str) -> str:
             raise EnvironmentFailed("bad_observation", f"{method}: {name} is a {kind}, not a float")
         if not math.isfinite(reward):
             raise EnvironmentFailed("not_finite", f"{method}: {name} is {reward}, not finite")
+    for name, content in observation.artifacts.items():
+        if not isinstance(name, str) or not isinstance(content, bytes | Path):
+            kind = type(content).__name__
+            message = f"{method}: the file {name!r} is a {kind}, not bytes or a Path"
+            raise EnvironmentFailed("bad_observation", message)
     try:
         check_names(observation.rewards)
     except ValueError as error:
@@ -82,9 +109,11 @@ def check_observation(observation: Observation, method: str) -> str:
         ) from error
 
 
-def failed(action: ActionRequested, instance: str, failure: Failure | None) -> ObservationRecorded:
+def failed(
+    action: ActionRequested, instance: str, failure: Failure | None, partition: int = -1
+) -> ObservationRecorded:
     """Make the event that answers an action with a failure: no text, no reward."""
-    return answer_to(action, Observation(), instance, failure=failure)
+    return answer_to(action, Observation(), instance, failure=failure, partition=partition)
 
 
 async def deliver(
@@ -98,15 +127,9 @@ async def deliver(
         await answer(observation)
     except TooLarge as error:
         failure = Failure(origin="environment", code="too_large", message=str(error))
-        observation = failed(action, observation.instance, failure)
+        observation = failed(action, observation.instance, failure, observation.partition)
         await answer(observation)
     return observation
-
-
-def alike(one: ObservationRecorded, other: ObservationRecorded) -> bool:
-    """Whether an agent would see no difference between two answers."""
-    ignored = {"instance": "", "run_ms": 0}
-    return one.model_copy(update=ignored) == other.model_copy(update=ignored)
 
 
 def failure_of(error: Exception) -> Failure:

@@ -19,6 +19,11 @@ an instance whose episode ended waits in a pool, and the next episode with the s
 it. The worker makes one call at a time to an instance. If the episode is closed or reaches its
 deadline during a call, the worker cancels that call and then calls `aclose`.
 
+**Files.** A class with the attribute `takes_files = True` gets the files that belong to a task, as
+`task.artifacts`: `await task.artifacts["in/table.csv"].read()`. A task with files fails if its
+environment does not take them. To give files out, return an `Observation` with `artifacts`, or
+implement `Collecting`. They are recorded with the trajectory and the outcome, by reference.
+
 **After a crash.** If the worker dies, the worker that is assigned the partition makes a new
 instance. If the class is `replayable`, that worker repeats the recorded reset and steps and
 compares the observations with the recorded ones. If the class implements `Resumable`, it resumes
@@ -33,7 +38,7 @@ the policy did wrong is not an error: return an `Observation` that says so.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -96,6 +101,21 @@ class Judge(Protocol):
 
 
 @runtime_checkable
+class Collecting(Protocol):
+    """An environment that gives out files at the end of each attempt.
+
+    The files that the task or the recipe names by `collect`, such as `out/*`, become artifacts.
+    """
+
+    async def collect(self, patterns: Sequence[str]) -> Observation:
+        """Return an observation whose `artifacts` are the files that match, and change nothing.
+
+        `headrace.matches(name, patterns)` says whether a name matches. The call comes after the
+        last step, also if the episode is over, and may be repeated. The observation has no reward.
+        """
+
+
+@runtime_checkable
 class Resumable(Protocol):
     """An environment that survives its worker, for example in a container or on a server.
 
@@ -110,7 +130,9 @@ class Resumable(Protocol):
 
         `done` is the index of the last action whose observation is recorded; 0 is the reset. Raise
         `InfrastructureError("sandbox_lost")` if the environment is gone, or if a later action was
-        begun: nobody can say how much of it was done. The episode then gets a new attempt.
+        begun: nobody can say how much of it was done. The episode then gets a new attempt, unless
+        that later action was answered after all: then `resume` is called again, for that action.
+        So leave what you find as it is.
         """
 
     async def release(self) -> None:

@@ -13,16 +13,23 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from dataclasses import replace
 from typing import Any
 
 from headrace.errors import EnvironmentFailed, InfrastructureError
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
 from headrace.services.base.clock import now
-from headrace.services.base.types import STEP_TIMEOUT, TaskView
+from headrace.services.base.shown import shown
+from headrace.services.base.types import STEP_TIMEOUT, Observation, TaskView
 from headrace.services.env.answers import (
     Answer,
-    alike,
     answer_to,
     deliver,
     failed,
@@ -30,15 +37,23 @@ from headrace.services.env.answers import (
     infrastructure,
 )
 from headrace.services.env.environment import Claim, Environment, Judge, Resumable
-from headrace.services.env.setup import Setup
+from headrace.services.env.environment_files import collected, files_of, require_files, store_files
+from headrace.services.env.setup import Preparing, Setup, is_preparing
 
 logger = logging.getLogger(__name__)
 
-History = Sequence[tuple[ActionRequested, ObservationRecorded]]
+History = Sequence[tuple[ActionRequested, bytes]]
+"""Actions, each with the digest of the answer that the agent saw."""
 
 
 class Handle:
     """The environment of one attempt. `run` is its whole life; `put` adds actions."""
+
+    __slots__ = (
+        *("attempt", "expires_at", "task", "_setup", "_reset", "_answer", "_instance", "_claim"),
+        *("_history", "_step_s", "_actions", "_done", "_last", "_unsure", "_news", "_broken"),
+        *("_over", "_sizes"),
+    )
 
     def __init__(
         self,
@@ -49,8 +64,10 @@ class Handle:
         claim: Claim,
         history: History = (),
         step_s: float | None = None,
+        unsure: int = -1,
     ) -> None:
-        """`history` holds the actions answered before, with their recorded answers.
+        """`history` holds the actions of which the agent has the answers. Another worker may have
+        answered the actions up to index `unsure`, too.
 
         `step_s` is the most seconds that a reset or a step may take. None: until the deadline.
         """
@@ -64,25 +81,24 @@ class Handle:
         self._claim = claim
         self._history = history
         self._step_s = step_s
-        self._actions: asyncio.Queue[ActionRequested] = asyncio.Queue()
+        self._actions: list[ActionRequested] = []
+        """Those that are not answered yet, in the order of the log."""
         self._done = history[-1][0].index if history else -1
-        self._last = history[-1][1] if history else None
-        self._first = {answer.call: answer for _, answer in history}
-        """The answer that counts for each call: the first in the log, perhaps another worker's."""
-        self._read = asyncio.Event()
-        """Set whenever `_first` gets another answer."""
+        self._news: asyncio.Future[None] | None = None
+        """Done when an action comes. None: nobody waits. A queue would take a kilobyte."""
+        self._sizes: dict[str, int] = {}
+        """The sizes in bytes of the files that this worker gave out so far, by name."""
+        self._last: ObservationRecorded | None = None
+        """The last answer that was given here."""
+        self._unsure = unsure
         self._broken: Failure | None = None
         self._over = False
         """Whether it has ended for every worker, and not only for this one."""
 
     def put(self, action: ActionRequested) -> None:
         """Add an action of this attempt. The caller keeps the order of the log."""
-        self._actions.put_nowait(action)
-
-    def on_recorded(self, answer: ObservationRecorded) -> None:
-        """Note an answer of this attempt that is in the log, this worker's or another's."""
-        self._first.setdefault(answer.call, answer)
-        self._read.set()
+        self._actions.append(action)
+        self._wake()
 
     def end(self) -> None:
         """End it for good, for every worker."""
@@ -92,15 +108,19 @@ class Handle:
 
     async def run(self) -> None:
         """Wait for a slot, then answer actions until the deadline or the task's cancellation."""
-        async with self._setup.slots:
+        async with self._prepared(), self._setup.slots.slot():
+            if self._over:
+                return
             environment: Environment | None = None
             fit = False
             try:
                 async with asyncio.timeout(max(0.0, self.expires_at - now())):
                     while True:
-                        idle = environment is not None and self._actions.empty()
+                        idle = environment is not None and not self._actions
                         fit = idle and self._broken is None
-                        action = await self._actions.get()
+                        while not self._actions:
+                            await self._wait()
+                        action = self._actions.pop(0)
                         fit = False
                         if environment is None and self._broken is None:
                             environment = await self._take()
@@ -116,6 +136,41 @@ class Handle:
                 elif environment is not None:
                     await self._setup.give_back(self._reset.environment, environment, fit)
 
+    def _prepared(self) -> AbstractAsyncContextManager[None]:
+        if is_preparing(self._setup):
+            return self._preparing(self._setup)
+        return nullcontext()  # it takes little memory, and most episodes sleep in it
+
+    @asynccontextmanager
+    async def _preparing(self, setup: Preparing) -> AsyncIterator[None]:
+        """Get what the episode needs, or note what went wrong."""
+        async with AsyncExitStack() as stack:
+            self._setup.slots.waiting += 1
+            try:
+                async with asyncio.timeout(max(0.0, self.expires_at - now())):
+                    use, resumed = self._reset.environment, bool(self._history)
+                    await stack.enter_async_context(setup.prepared(use, self._claim, resumed))
+            except TimeoutError:
+                self._over = True
+                logger.info("task %d was not ready at its deadline", self._reset.task)
+            except Exception as error:  # as in _act
+                self._broken = failure_of(error)
+            finally:
+                self._setup.slots.waiting -= 1
+            yield
+
+    async def _wait(self) -> None:
+        """Wait for an action. Only `run` may wait."""
+        self._news = asyncio.get_running_loop().create_future()
+        try:
+            await self._news
+        finally:
+            self._news = None
+
+    def _wake(self) -> None:
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
     async def _take(self) -> Environment | None:
         """Get an environment, or note what went wrong."""
         try:
@@ -127,25 +182,30 @@ class Handle:
     async def _rebuild(self, environment: Environment) -> None:
         """Resume it, or repeat the recorded actions and note where an answer differs."""
         if self._history and isinstance(environment, Resumable):
-            bound = asyncio.timeout(self._step_s)
-            try:
-                async with bound:
-                    await environment.resume(_view(self._reset, self._setup.options), self._done)
-            except Exception as error:  # as in _act: it may run an environment's own code
-                self._broken = failure_of(self._late("resume") if bound.expired() else error)
+            await self._resume(environment)
             return
         if self._history and not environment.replayable:
             self._broken = infrastructure("sandbox_lost", "its worker is gone")
         for action, recorded in self._history:
             if self._broken is not None:
                 return
+            if action.kind == "collect":  # it has changed nothing
+                continue
             observation = await self._act(environment, action)
-            if not alike(observation, recorded):
-                message = (
-                    f"action {action.index} gave another observation when it was repeated; "
-                    f"make the environment deterministic, or set replayable = False"
-                )
-                self._broken = observation.failure or infrastructure("diverged", message)
+            if shown(observation) != recorded:
+                self._broken = observation.failure or _diverged(action.index)
+
+    async def _resume(self, environment: Resumable) -> None:
+        """Resume it in the state that the last answered action left, or note why not."""
+        bound = asyncio.timeout(self._step_s)
+        try:
+            async with bound:
+                view = _view(self._reset, self._setup.options)
+                files = files_of(self._setup, self._reset)
+                await environment.resume(replace(view, artifacts=files), self._done)
+            self._broken = None
+        except Exception as error:  # as in _act: it may run an environment's own code
+            self._broken = failure_of(self._late("resume") if bound.expired() else error)
 
     async def _perform(self, environment: Environment | None, action: ActionRequested) -> None:
         """Answer one action. A repeated action gets the last answer again."""
@@ -154,55 +214,83 @@ class Handle:
             return
         if action.index <= self._done:
             return
-        if self._broken is None:
-            await self._compare()
+        await self._compare(environment, action)
         if self._broken is None and action.index != self._done + 1:
             self._broken = infrastructure("sandbox_lost", f"action {self._done + 1} is missing")
         if self._broken is not None or environment is None:
-            observation = failed(action, self._instance, self._broken)
+            observation = failed(action, self._instance, self._broken, self._claim.partition)
         else:
             observation = await self._act(environment, action)
-        self._done, self._last = action.index, observation
         self._last = await deliver(self._answer, action, observation)
+        self._done = action.index
         self._broken = self._broken or self._last.failure
 
-    async def _compare(self) -> None:
-        """Check that the last answer is the one that counts: the agent acts on that one.
-
-        It waits only if this worker reads the log more slowly than the agent does.
-        """
+    async def _compare(self, environment: Environment | None, action: ActionRequested) -> None:
+        """Check that the last answer is the one that counts: the agent acts on that one."""
         last = self._last
-        while last is not None and last.call not in self._first:
-            self._read.clear()
-            await self._read.wait()
-        if last is not None and not alike(last, self._first[last.call]):
-            self._broken = infrastructure("superseded", "another worker's answer came first")
+        if last is None or action.after is None or action.after == shown(last):
+            return
+        if last.index > self._unsure:
+            superseded = infrastructure("superseded", "another worker's answer came first")
+            self._broken = self._broken or superseded
+        elif self._broken is None:
+            replayable = environment is not None and environment.replayable
+            lost = infrastructure("sandbox_lost", "its worker is gone")
+            self._broken = _diverged(last.index) if replayable else lost
+        elif isinstance(environment, Resumable):
+            await self._resume(environment)  # What was begun had been answered after all.
 
     async def _act(self, environment: Environment, action: ActionRequested) -> ObservationRecorded:
         began = now()
         bound = asyncio.timeout(self._step_s)
         try:
             async with bound:
-                if action.kind == "reset":
-                    observation = await environment.reset(_view(action, self._setup.options))
-                else:
-                    observation = await environment.step(str(json.loads(action.payload)["action"]))
+                observation = await self._observe(environment, action)
             run_ms = int((now() - began) * 1000)
-            return answer_to(action, observation, self._instance, run_ms=run_ms)
+            # The time that storing takes is not the environment's.
+            stored = await store_files(self._setup, action, observation, self._sizes)
+            self._sizes |= {one.name: one.size for one in stored.artifacts}
+            return answer_to(
+                action,
+                observation,
+                self._instance,
+                run_ms=run_ms,
+                stored=stored,
+                partition=self._claim.partition,
+            )
         except Exception as error:  # an environment's own code: typed and retried
             self._broken = failure_of(self._late(action.kind) if bound.expired() else error)
-            return failed(action, self._instance, self._broken)
+            return failed(action, self._instance, self._broken, self._claim.partition)
+        finally:
+            self._setup.slots.run_s.add(now() - began)
+
+    async def _observe(self, environment: Environment, action: ActionRequested) -> Observation:
+        if action.kind == "collect":
+            return await collected(environment, action.environment.collect)
+        if action.kind != "reset":
+            return await environment.step(str(json.loads(action.payload)["action"]))
+        require_files(environment, action)
+        view = _view(action, self._setup.options)
+        return await environment.reset(replace(view, artifacts=files_of(self._setup, action)))
 
     def _late(self, call: str) -> EnvironmentFailed:
         message = f"{call} took longer than step_s, {self._step_s:g} s"
         return EnvironmentFailed(STEP_TIMEOUT, message)
 
 
+def _diverged(index: int) -> Failure:
+    message = (
+        f"action {index} gave another observation when it was repeated; "
+        f"make the environment deterministic, or set replayable = False"
+    )
+    return infrastructure("diverged", message)
+
+
 async def score(
     setup: Setup, action: ActionRequested, claim: Claim, instance: str
 ) -> ObservationRecorded:
     """Answer a `score` action by an environment that is a Judge."""
-    async with setup.slots:
+    async with setup.slots.slot():
         began = now()
         fit = False
         environment: Environment | None = None
@@ -218,11 +306,13 @@ async def score(
             async with asyncio.timeout(left_s):
                 observation = await environment.score(json.loads(action.payload))
             run_ms = int((now() - began) * 1000)
-            answer = answer_to(action, observation, instance, run_ms=run_ms)
+            stored = await store_files(setup, action, observation, {})
+            answer = answer_to(action, observation, instance, run_ms=run_ms, stored=stored)
             fit = True
         except Exception as error:  # as in Handle._act
             answer = failed(action, instance, failure_of(error))
         finally:
+            setup.slots.run_s.add(now() - began)
             if environment is not None:
                 await setup.give_back(action.environment, environment, fit)
         return answer

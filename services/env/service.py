@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 
+from headrace.schemas import packed
+from headrace.schemas.events import EnvironmentLoad
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import ACTIONS, OBSERVATIONS
+from headrace.schemas.topics import ACTIONS
+from headrace.services.base.concurrency import until_first
 from headrace.services.base.plugins import load
 from headrace.services.base.reveal import reveal
 from headrace.services.env.instances import Instances
 from headrace.services.env.libraries.libraries_child import LIBRARIES
 from headrace.services.env.libraries.libraries_setup import LibrarySetup
 from headrace.services.env.sandbox.pool import DockerSetup
+from headrace.services.env.sandbox.submitted_tasks import expect_submitted
 from headrace.services.env.setup import EnvironmentSetup, Opening, Setup
 from headrace.services.env.shard import EnvShard
-from headrace.services.kafka.broker import Partition
+from headrace.services.env.slots import EnvironmentSlots
+from headrace.services.tasks.artifact_store import ArtifactStore
+from headrace.services.worker.load_reports import LoadReports
 from headrace.services.worker.service_context import ServiceContext
-from headrace.services.worker.worker import SideStart, Worker
+from headrace.services.worker.worker import Worker
 
 DOCKER = "docker"
 """The environment whose episodes have containers: it has a setup of its own."""
@@ -35,38 +42,69 @@ BUILTIN = {
 async def run(context: ServiceContext) -> None:
     """Run environments until `context.stopping` is set. The worker joins its group once ready."""
     instances = Instances(context.log.send, context.worker_id)
-    setups = load_environments(context.recipe, context.namespace, instances)
+    store = ArtifactStore(context.blobs, context.recipe.artifacts)
+    setups = load_environments(context.recipe, context.namespace, instances, store)
     external = {key for key, one in context.recipe.environments.items() if one.external}
     bounds = {key: one.step_s for key, one in context.recipe.environments.items()}
     step_s = {key: bound for key, bound in bounds.items() if bound is not None}
     topics = context.log.topics
-
-    def side_partitions(partition: Partition) -> Mapping[Partition, SideStart]:
-        return {Partition(topics.name(OBSERVATIONS), partition.number): "committed"}
-
+    actions = topics.name(ACTIONS)
     worker = Worker(
         context.log,
-        topics=[topics.name(ACTIONS)],
+        topics=[actions],
         consumer_group=context.consumer_group("env"),
         make_shard=lambda shard: EnvShard(shard, setups, context.worker_id, external, step_s),
-        side_partitions=side_partitions,
         stopping=context.stopping,
+        changed=lambda: reports.soon(),
     )
+    measure = partial(measure_load, setups, worker, actions)
+    reports = LoadReports(context.log.send, context.worker_id, measure)
+
+    async def work() -> None:
+        await until_first(worker.run(), reports.run(context.stopping))
+
     opening = [setup for setup in setups.values() if isinstance(setup, Opening)]
     try:
         if opening:
             async with instances.reporting():
                 await asyncio.gather(*(setup.open() for setup in opening))
                 instances.enter(context.worker_id, "worker", "ready")
-                await worker.run()
+                await until_first(work(), expect_submitted(context.log, setups))
         else:
-            await worker.run()
+            await work()
     finally:
         await asyncio.gather(*(setup.close_pool() for setup in setups.values()))
 
 
-def load_environments(recipe: Recipe, namespace: str, instances: Instances) -> dict[str, Setup]:
+def measure_load(
+    setups: Mapping[str, Setup], worker: Worker, actions: str
+) -> list[EnvironmentLoad]:
+    """Returns what the worker can do for each environment now, and what waits for it.
+
+    `actions` is the name of the topic of actions.
+    """
+    partitions = packed.pack_i32(worker.numbers(actions))
+    unhandled = worker.unhandled(actions)
+    return [
+        EnvironmentLoad(
+            environment=key,
+            partitions=partitions,
+            slots=setup.slots.most,
+            busy=setup.slots.busy,
+            waiting=setup.slots.waiting + unhandled,
+            run_ms=int(1000 * setup.slots.run_s.value),
+            open_ms=int(1000 * setup.slots.open_s.value),
+        )
+        for key, setup in setups.items()
+    ]
+
+
+def load_environments(
+    recipe: Recipe, namespace: str, instances: Instances, store: ArtifactStore | None = None
+) -> dict[str, Setup]:
     """Load the recipe's environments that this worker runs, by key.
+
+    Without `store`, no files go in or come out.
 
     Raises UsageError if one can't be loaded.
     """
@@ -75,15 +113,19 @@ def load_environments(recipe: Recipe, namespace: str, instances: Instances) -> d
         if environment.external:
             continue
         options = reveal(environment.options, f"environments.{key}.options")
-        slots = asyncio.Semaphore(environment.slots)
+        slots = EnvironmentSlots(environment.slots)
+        slots.export(key)
         if environment.use == DOCKER:
-            docker = DockerSetup(key, options, slots, namespace, instances)
+            ahead = 2 * environment.slots
+            docker = DockerSetup(
+                key, options, slots, namespace, instances, ahead=ahead, store=store
+            )
             docker.ceilings.require_deadline(recipe.tasks.deadline_s, f"environments.{key}")
             setups[key] = docker
         elif environment.use in LIBRARIES:
-            setups[key] = LibrarySetup(environment.use, options, slots)
+            setups[key] = LibrarySetup(environment.use, options, slots, store)
         else:
             builtin = {**BUILTIN, **LIBRARIES}
             make = load("environment", environment.use, builtin)
-            setups[key] = EnvironmentSetup(make, options, slots, namespace)
+            setups[key] = EnvironmentSetup(make, options, slots, namespace, store=store)
     return setups

@@ -3,26 +3,31 @@
 The shard holds a reset until its environment ends, so that the worker that is assigned the
 partition next reads every action of each open episode again. Closes are never delayed: only the
 environments themselves wait for slots.
+
+The shard does not read observations. An action says by `after` which answer to the action before it
+the agent saw. So the worker that is assigned the partition next knows the answers to all actions
+but the newest one, and does that one again: if it was answered, the first answer counts, and the
+next action shows it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
 from prometheus_client import Counter, Gauge
 
 from headrace.errors import InfrastructureError
-from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
+from headrace.schemas.events import ActionRequested, Failure
 from headrace.services.base.clock import now
 from headrace.services.env.answers import deliver, failed, infrastructure
 from headrace.services.env.environment import Claim
-from headrace.services.env.handle import Handle, score
+from headrace.services.env.handle import Handle, History, score
 from headrace.services.env.setup import Setup, Sweeping
 from headrace.services.log.event_log import Delivery
 from headrace.services.worker.shard import ShardContext
@@ -34,13 +39,8 @@ ACTIONS = Counter("headrace_actions_total", "Actions answered.", ["kind"])
 
 SWEEP_S = 10.0
 """Seconds between two sweeps for sandboxes that no open episode needs."""
-EARLY = 256
-"""Most observations kept of attempts that are not open."""
-
 Key = tuple[int, int]
 """Task number, sample."""
-Name = tuple[int, int, int, str]
-"""Task number, sample, attempt, call."""
 
 
 @dataclass(eq=False)
@@ -75,53 +75,35 @@ class EnvShard:
         self._step_s = step_s
         self._handles: dict[Key, Handle] = {}
         self._recorded: dict[Key, _Recorded] = {}
-        self._observed: dict[Name, ObservationRecorded] = {}
-        self._early: deque[ObservationRecorded] = deque(maxlen=EARLY)
-        """Observations of attempts that are not open: their resets may not have been read yet."""
         self._strays: list[tuple[Delivery[ActionRequested], Callable[[], None]]] = []
         """Actions read in phase 1 that belong to no open environment."""
         self._read_to = context.begins_at - 1
         """Offset of the newest action read. All earlier actions are read or done."""
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
-        """Handle an action, or an observation that was recorded."""
-        event = delivery.event
-        if isinstance(event, ObservationRecorded):
-            if self._context.caught_up:
-                self._on_answer(event)
-            else:
-                self._observed.setdefault(_name(event), event)
+        """Handle an action."""
+        if delivery.event.environment.use in self._external:
+            pass
+        elif self._context.caught_up:
+            self._on_action(delivery)
         else:
-            if event.environment.use in self._external:
-                pass
-            elif self._context.caught_up:
-                self._on_action(delivery)
-            else:
-                self._note(delivery)
-            self._read_to = delivery.offset
+            self._note(delivery)
+        self._read_to = delivery.offset
 
     async def on_caught_up(self) -> None:
-        """Open each recorded environment; it is rebuilt when its next unanswered action runs."""
+        """Open each recorded environment, and rebuild it to do its newest action again."""
         for recorded in self._recorded.values():
-            answered, unanswered = [], []
-            for action in sorted(recorded.actions.values(), key=lambda action: action.index):
-                observation = self._observed.get(_name(action))
-                if observation is None:
-                    unanswered.append(action)
-                else:
-                    answered.append((action, observation))
-            handle = self._open(recorded.reset, recorded.release, answered)
-            for action in unanswered:
+            actions = sorted(recorded.actions.values(), key=lambda action: action.index)
+            seen = _seen(actions)
+            newest = actions[-1].index
+            handle = self._open(recorded.reset, recorded.release, seen, newest)
+            for action in actions[len(seen) :]:
                 handle.put(action)
         for delivery, release in self._strays:
-            action = delivery.event
-            if _name(action) not in self._observed and action.expires_at / 1000 > now():
+            if delivery.event.expires_at / 1000 > now():
                 self._on_action(delivery)
             release()
         self._recorded.clear()
-        for observation in self._observed.values():
-            self._on_answer(observation)
-        self._observed.clear()
         self._strays.clear()
         for key, setup in self._setups.items():
             if isinstance(setup, Sweeping):
@@ -143,7 +125,8 @@ class EnvShard:
                 recorded = None
             known = action.environment.use in self._setups
             if recorded is None and known and action.expires_at / 1000 > now():
-                recorded = _Recorded(delivery, action.attempt, self._context.hold(delivery))
+                hold = self._context.hold(delivery, long=True)
+                recorded = _Recorded(delivery, action.attempt, hold)
                 self._recorded[key] = recorded
         current = recorded is not None and action.attempt == recorded.attempt
         if action.kind == "close":
@@ -151,16 +134,8 @@ class EnvShard:
                 self._recorded.pop(key).release()
         elif recorded is not None and current and action.kind != "score":
             recorded.actions.setdefault(action.call, action)
-        else:
+        elif delivery.offset >= self._context.done_below:
             self._strays.append((delivery, self._context.hold(delivery)))
-
-    def _on_answer(self, observation: ObservationRecorded) -> None:
-        """Pass an answer to its handle. Another worker's may be read before the reset."""
-        handle = self._handles.get((observation.task, observation.sample))
-        if handle is None or handle.attempt < observation.attempt:
-            self._early.append(observation)
-        elif handle.attempt == observation.attempt:
-            handle.on_recorded(observation)
 
     def _on_action(self, delivery: Delivery[ActionRequested]) -> None:
         action = delivery.event
@@ -182,7 +157,7 @@ class EnvShard:
         elif action.kind == "reset":
             if handle is not None:
                 handle.end()
-            self._open(delivery, self._context.hold(delivery), []).put(action)
+            self._open(delivery, self._context.hold(delivery, long=True)).put(action)
         else:  # the agent makes a new attempt
             self._fail(delivery, infrastructure("sandbox_lost", "its environment is not open"))
 
@@ -190,17 +165,16 @@ class EnvShard:
         self,
         delivery: Delivery[ActionRequested],
         release: Callable[[], None],
-        answered: list[tuple[ActionRequested, ObservationRecorded]],
+        history: History = (),
+        unsure: int = -1,
     ) -> Handle:
         reset, claim = delivery.event, self._claim(delivery)
         setup = self._setups[reset.environment.use]
         step_s = self._step_s.get(reset.environment.use)
-        handle = Handle(setup, reset, self._context.send, self._worker_id, claim, answered, step_s)
+        send = self._context.send
+        handle = Handle(setup, reset, send, self._worker_id, claim, history, step_s, unsure)
         key = reset.task, reset.sample
         self._handles[key] = handle
-        for early in self._early:
-            if (early.task, early.sample, early.attempt) == (*key, reset.attempt):
-                handle.on_recorded(early)
         OPEN.inc()
         handle.task = self._context.spawn(handle.run(), f"environment {reset.task}/{reset.sample}")
 
@@ -254,8 +228,17 @@ class EnvShard:
         release()
 
 
-def _name(event: ActionRequested | ObservationRecorded) -> Name:
-    return event.task, event.sample, event.attempt, event.call
+def _seen(actions: Sequence[ActionRequested]) -> list[tuple[ActionRequested, bytes]]:
+    """Returns the first actions of which the agent has the answers, each with its answer's digest.
+
+    `actions` are those of one attempt, by index.
+    """
+    seen = []
+    for action, following in pairwise(actions):
+        if following.after is None or following.index != action.index + 1:
+            break
+        seen.append((action, following.after))
+    return seen
 
 
 def _unknown(use: str) -> Failure:

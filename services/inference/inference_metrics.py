@@ -23,6 +23,7 @@ RUN_SECONDS = Histogram(
     buckets=_SECONDS,
 )
 BUSY = Gauge("headrace_slots_busy", "Slots in use.", ["policy"])
+SLOTS = Gauge("headrace_slots", "Slots that the worker may use now.", ["policy"])
 VERSION = Gauge("headrace_policy_version_served", "The version that the worker serves.", ["policy"])
 LOADS = Counter(
     "headrace_weight_loads_total",
@@ -42,6 +43,7 @@ class PolicyMetrics:
         self.queue_seconds = QUEUE_SECONDS.labels(policy)
         self.run_seconds = RUN_SECONDS.labels(policy)
         self.busy = BUSY.labels(policy)
+        self.slots = SLOTS.labels(policy)
         self.version = VERSION.labels(policy)
         self.loaded = LOADS.labels(policy, "loaded")
         self.load_failed = LOADS.labels(policy, "failed")

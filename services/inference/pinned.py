@@ -163,7 +163,7 @@ class PinnedVersions:
                 await self._news.wait()
 
     async def _give_slot(self, served: ServedPolicy, prompts: deque[_Prompt]) -> None:
-        slot = await served.slots.take()
+        slot = await served.slots.take(served.permits)
         waiting = prompts.popleft().slot
         if waiting.done():
             slot.free()

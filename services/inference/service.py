@@ -21,6 +21,7 @@ from headrace.schemas.topics import POLICIES, PROMPTS, Topics
 from headrace.services.base.concurrency import until_first
 from headrace.services.base.plugins import load
 from headrace.services.base.reveal import reveal
+from headrace.services.inference.drain import Drain
 from headrace.services.inference.engine import Engine, EngineSetup
 from headrace.services.inference.local_weights import LocalWeights, scratch_folder
 from headrace.services.inference.pinned import PinnedVersions
@@ -32,6 +33,8 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, Start, Tail, follow_events, read_events
 from headrace.services.models.weights import model_folder
 from headrace.services.tasks.teachers import teacher_of
+from headrace.services.worker.limits.limits_of import call_limits
+from headrace.services.worker.limits.shared_limits import Permits, SharedLimits
 from headrace.services.worker.load_reports import LoadReports
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
@@ -48,18 +51,25 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
     """Serves one policy, or all policies of the recipe, until `context.stopping` is set."""
     names = tuple(context.recipe.policies) if policy is None else (policy,)
     engines = await asyncio.to_thread(make_engines, context.recipe, names)
+    by_policy = {name: call_limits(context.recipe, name) for name in names}
+    limits = {limit: value for own in by_policy.values() for limit, value in own.items()}
+    shared = SharedLimits(context.worker_id, limits)
+    permits = {name: shared.permits(own) for name, own in by_policy.items() if own}
     served: dict[str, ServedPolicy] = {}
     for engine, sharing in engines:
         slots = Slots(engine)
-        served |= {name: _served(context, name, engine, slots) for name in sharing}
+        for name in sharing:
+            served[name] = _served(context, name, engine, slots, permits.get(name))
     with scratch_folder(context.state / "weights") as scratch:
         pinned = {
-            name: _pinned(context, name, scratch)
+            name: _pinned(context, name, scratch, permits.get(name))
             for name in names
             if context.recipe.policies[name].training is not None
         }
         try:
-            await _serve(context, served, pinned, scratch)
+            await until_first(
+                shared.run(context.log), _serve(context, served, pinned, scratch, shared)
+            )
         finally:
             for versions in pinned.values():
                 await versions.close()
@@ -74,11 +84,13 @@ def measure_load(
     loads = []
     for policy in served:
         topic = topics.name(PROMPTS, policy.name)
+        slots = int(min(recipe.policies[policy.name].engine.slots, policy.share()))
+        policy.metrics.slots.set(slots)
         loads.append(
             PoolLoad(
                 policy=policy.name,
                 partitions=packed.pack_i32(worker.numbers(topic)),
-                slots=recipe.policies[policy.name].engine.slots,
+                slots=slots,
                 busy=policy.slots.busy,
                 waiting=policy.slots.waiting + policy.behind + worker.unhandled(topic),
                 run_ms=int(1000 * policy.run_s),
@@ -88,16 +100,31 @@ def measure_load(
     return loads
 
 
-def _served(context: ServiceContext, name: str, engine: Engine, slots: Slots) -> ServedPolicy:
+def count_waiting(topics: Topics, served: Iterable[ServedPolicy], worker: Worker) -> dict[str, int]:
+    """Returns how many calls wait for each limit."""
+    waiting: dict[str, int] = {}
+    for policy in served:
+        if policy.permits is not None:
+            unhandled = worker.unhandled(topics.name(PROMPTS, policy.name))
+            count = policy.permits.waiting + policy.behind + unhandled
+            waiting |= dict.fromkeys(policy.permits.limits, count)
+    return waiting
+
+
+def _served(
+    context: ServiceContext, name: str, engine: Engine, slots: Slots, permits: Permits | None
+) -> ServedPolicy:
     policy = context.recipe.policies[name]
     tokenizer = Tokenizer(model_folder(policy.model), policy.chat_template_kwargs)
-    return ServedPolicy(name, engine, slots, tokenizer, context.worker_id)
+    return ServedPolicy(name, engine, slots, tokenizer, context.worker_id, permits)
 
 
-def _pinned(context: ServiceContext, name: str, scratch: Path) -> PinnedVersions:
+def _pinned(
+    context: ServiceContext, name: str, scratch: Path, permits: Permits | None
+) -> PinnedVersions:
     def make() -> ServedPolicy:
         engine = _make_engine([context.recipe.policies[name]])
-        return _served(context, name, engine, Slots(engine))
+        return _served(context, name, engine, Slots(engine), permits)
 
     weights = LocalWeights(context.blobs, scratch / f"pinned-{name}")
     return PinnedVersions(name, make, partial(find_published, context.log), weights.weights)
@@ -173,6 +200,7 @@ async def _serve(
     served: dict[str, ServedPolicy],
     pinned: dict[str, PinnedVersions],
     scratch: Path,
+    shared: SharedLimits,
 ) -> None:
     """Follows the weights and answers prompts. If one of the two fails, both end."""
     topics = context.log.topics
@@ -180,27 +208,44 @@ async def _serve(
     start: Start = Tail() if len(topics.policies) == 1 else "first"
     publications = follow_events(context.log, {topics.partition(POLICIES): start})
     follower = WeightsFollower(publications, context.blobs, served, scratch)
+    drain = Drain(context.log, context.worker_id, context.draining)
+    leaving = asyncio.Event()
 
     def make_shard(shard: ShardContext) -> PromptShard:
         name = topics.by_name(shard.partition.topic).policy
         assert name is not None
-        return PromptShard(shard, served[name], pinned.get(name))
+        return PromptShard(shard, served[name], pinned.get(name), drain)
 
     async def answer() -> None:
-        await until_first(follower.ready.wait(), context.stopping.wait())
+        await until_first(follower.ready.wait(), context.stopping.wait(), context.draining.wait())
         if not follower.ready.is_set():
             return
+        context.ready.set()
         worker = Worker(
             context.log,
             topics=[topics.name(PROMPTS, name) for name in served],
             consumer_group=context.consumer_group("inference"),
             make_shard=make_shard,
-            stopping=context.stopping,
+            stopping=leaving,
             changed=lambda: reports.soon(),
         )
+
+        def begin_drain() -> None:
+            reports.soon()
+            for one in served.values():
+                one.slots.notify()
+
+        async def leave() -> None:
+            drained = drain.run(begin_drain, worker.open_records)
+            await until_first(drained, context.stopping.wait())
+            leaving.set()
+            await asyncio.Event().wait()
+
         measure = partial(measure_load, context.recipe, topics, served.values(), worker)
-        reports = LoadReports(context.log.send, context.worker_id, measure)
-        await until_first(worker.run(), reports.run(context.stopping))
+        waiting = partial(count_waiting, topics, served.values(), worker)
+        reports = LoadReports(context.log.send, context.worker_id, measure, shared, waiting)
+        shared.report_soon = reports.soon
+        await until_first(worker.run(), reports.run(leaving, context.draining), leave())
 
     try:
         await until_first(follower.run(), answer())

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 from headrace.errors import InfrastructureError
@@ -18,6 +19,7 @@ from headrace.services.inference.engine import Engine, EngineOutput, EnginePromp
 from headrace.services.inference.inference_metrics import PolicyMetrics
 from headrace.services.inference.score_prompt import score_prompt, scoring
 from headrace.services.inference.tokenizer import Tokenizer
+from headrace.services.worker.limits.shared_limits import Call, Permits
 
 RECHECK_S = 1.0
 """After this time an engine's capacity is read again: it may change without a notification."""
@@ -42,11 +44,28 @@ class Slots:
         self.waiting = 0
         """Prompts that wait for a slot."""
 
-    async def take(self) -> Slot:
-        """Waits for a free slot. No slot is free while the engine's context is unknown."""
+    async def take(self, permits: Permits | None = None) -> Slot:
+        """Waits for a free slot, and for a permit if there are `permits`.
+
+        No slot is free while the engine's context is unknown.
+        """
+        slot = await self.take_unless(lambda: False, permits)
+        assert slot is not None
+        return slot
+
+    async def take_unless(
+        self, given_up: Callable[[], bool], permits: Permits | None = None
+    ) -> Slot | None:
+        """As `take`. Returns None if `given_up()` becomes true before a slot is free."""
         self.waiting += 1
+        if permits is not None:
+            permits.waiting += 1
         try:
-            while not self._any_free():
+            while not (self._any_free() and (permits is None or permits.any_free())):
+                if given_up():
+                    return None
+                if permits is not None and not permits.any_free():
+                    permits.lacks()
                 self._freed.clear()
                 # `wait_for` may swallow the cancellation of a shard before Python 3.12.
                 with suppress(TimeoutError):
@@ -54,10 +73,12 @@ class Slots:
                         await self._freed.wait()
         finally:
             self.waiting -= 1
-        return Slot(self)
+            if permits is not None:
+                permits.waiting -= 1
+        return Slot(self, permits.take() if permits is not None else None)
 
     def notify(self) -> None:
-        """Wakes the waiting prompts: the capacity may have grown."""
+        """Wakes the waiting prompts: the capacity may have grown, or they may give up."""
         self._freed.set()
 
     def _any_free(self) -> bool:
@@ -66,10 +87,11 @@ class Slots:
 
 
 class Slot:
-    """One slot, from `Slots.take` to `free`. Both methods may be called more than once."""
+    """One slot, from `Slots.take` to `free`. `start` and `free` may be called more than once."""
 
-    def __init__(self, slots: Slots) -> None:
+    def __init__(self, slots: Slots, call: Call | None = None) -> None:
         self._slots = slots
+        self._call = call
         self._starting = True
         self._held = True
         slots.starting += 1
@@ -81,9 +103,15 @@ class Slot:
             self._starting = False
             self._slots.starting -= 1
 
+    def permitted(self) -> AbstractAsyncContextManager[None]:
+        """Surrounds the engine's work. Raises LeaseOver if the worker must not go on with it."""
+        return nullcontext() if self._call is None else self._call.running()
+
     def free(self) -> None:
         """Returns the slot, whether or not the engine received a prompt."""
         self.start()
+        if self._call is not None:
+            self._call.release()
         if self._held:
             self._held = False
             self._slots.busy -= 1
@@ -99,6 +127,8 @@ class ServedPolicy:
     slots: Slots
     tokenizer: Tokenizer
     worker_id: str
+    permits: Permits | None = None
+    """What its calls need, if the policy has limits."""
     version: int = -1
     """The version that the engine draws with; -1 before the first load."""
     run_s: float = 0.0
@@ -108,6 +138,8 @@ class ServedPolicy:
     metrics: PolicyMetrics = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.permits is not None:
+            self.permits.listen(self.slots.notify)
         self.metrics = PolicyMetrics(self.name)
         self._loaded = asyncio.Event()
         self._published = -1
@@ -115,6 +147,10 @@ class ServedPolicy:
         self._given_up = -1
         """The newest published version for which a prompt waited in vain: no other prompt waits for
         it."""
+
+    def share(self) -> float:
+        """Returns how many calls the limits allow this worker at the same time."""
+        return inf if self.permits is None else self.permits.share()
 
     def on_published(self, version: int) -> None:
         """Notes that a version was published. The engine may load it later, or never."""
@@ -151,7 +187,10 @@ class ServedPolicy:
     async def complete(
         self, request: GenerationRequested, slot: Slot, queue_s: float
     ) -> GenerationCompleted | None:
-        """Answers a request. A failure is an answer too. Returns None if the engine was closed."""
+        """Answers a request. A failure is an answer too. Returns None if the engine was closed.
+
+        Raises LeaseOver if the worker must not go on: the request is to be answered again.
+        """
         began = asyncio.get_running_loop().time()
         prompt: EnginePrompt | ScorePrompt
         added: list[int] = []
@@ -227,7 +266,7 @@ class ServedPolicy:
         if left_s <= 0:
             raise InfrastructureError("expired", f"{-left_s:.1f} s ago", retryable=False)
         try:
-            async with asyncio.timeout(left_s):
+            async with asyncio.timeout(left_s), slot.permitted():
                 slot.start()
                 return await work()
         except TimeoutError:

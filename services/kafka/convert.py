@@ -119,3 +119,10 @@ def watermarks(consumer: Consumer, partition: Partition) -> tuple[int, int] | No
         return consumer.get_watermark_offsets(asked, timeout=WATERMARKS_S)
     except KafkaException:
         return None
+
+
+def last_seen_end(consumer: Consumer, partition: Partition) -> int:
+    """A partition's end in the last answer to a fetch, -1 if there was none. Asks no broker."""
+    asked = TopicPartition(partition.topic, partition.number)
+    _, end = consumer.get_watermark_offsets(asked, cached=True) or (-1, -1)
+    return int(end)

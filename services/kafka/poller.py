@@ -22,10 +22,12 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from headrace.errors import DependencyError
+from headrace.services.base.lag import Lag
 from headrace.services.kafka.broker import End, Partition, Record, records_lost
 from headrace.services.kafka.client_settings import Properties
 from headrace.services.kafka.client_settings import logger as client_logger
 from headrace.services.kafka.convert import (
+    last_seen_end,
     location,
     make_consumer,
     to_record,
@@ -44,6 +46,8 @@ HANDED_OVER = 8 * 1024 * 1024
 RECORD_WEIGHT = 1_024
 """Bytes that a record counts for in addition to its value."""
 ROOM_S = 0.1
+LAG_EVERY_S = 2.0
+"""Seconds between two measurements of the lag."""
 CLOSE_S = 10.0
 """The limit for the last revocation and commit, and for leaving the group."""
 
@@ -72,6 +76,10 @@ class Poller:
         self._room = threading.Event()
         self._throttled = False
         self._commands: SimpleQueue[_Command | None] = SimpleQueue()
+        self._lag = Lag()
+        self._lag_due = 0.0
+        self._reached: dict[Partition, int] = {}
+        """How far each partition was read. Only the thread uses it."""
         self._closed = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name=f"kafka-{name}", daemon=True)
 
@@ -127,6 +135,7 @@ class Poller:
 
     def assign(self, positions: Mapping[Partition, int]) -> None:
         """In the thread: starts to fetch partitions, each from its offset."""
+        self._reached |= positions
         self.consumer.incremental_assign(
             [TopicPartition(at.topic, at.number, offset) for at, offset in positions.items()]
         )
@@ -136,6 +145,9 @@ class Poller:
 
     def unassign(self, partitions: Iterable[Partition]) -> None:
         """In the thread: stops fetching partitions."""
+        partitions = list(partitions)
+        for partition in partitions:
+            self._reached.pop(partition, None)
         gone = topic_partitions(partitions)
         self.consumer.resume(gone)  # Otherwise a later assignment of them would start paused.
         self.consumer.incremental_unassign(gone)
@@ -205,8 +217,10 @@ class Poller:
                     self._serve_all()
                     if self._has_room():
                         self._poll()
+                    self._measure_lag()
         except Exception as error:  # Any error, also a callback's, must reach the reader.
             self.call(self.fail, error)
+        self._lag.show({})
         # After a failure too, the member stays silent until it is closed and leaves its group.
         self.stopping.wait()
         try:
@@ -261,9 +275,23 @@ class Poller:
                 item = self._item(message)
                 if item is not None:
                     items.append(item)
+                    after = item.offset + 1 if isinstance(item, Record) else item.offset
+                    self._reached[item.partition] = after
         finally:
             self._handed += sum(map(_weight, items))
             self.call(self._keep, items)
+
+    def _measure_lag(self) -> None:
+        """Compares what was read with the ends that the last fetches have shown."""
+        now_s = monotonic()
+        if now_s < self._lag_due:
+            return
+        self._lag_due = now_s + LAG_EVERY_S
+        lag: dict[str, int] = {}
+        for at, reached in self._reached.items():
+            seen = last_seen_end(self.consumer, at)
+            lag[at.topic] = lag.get(at.topic, 0) + max(0, seen - reached)
+        self._lag.show(lag)
 
     def _keep(self, items: list[Record | End]) -> None:
         """On the loop: keeps the items of held partitions for `read`, and drops the others."""

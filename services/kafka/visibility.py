@@ -1,4 +1,4 @@
-"""Finds out whether ACLs hide topics from this client.
+"""Finds out what ACLs let this client see and do.
 
 A broker does not say which principal it takes a client for, and its list of topics leaves out those
 that the client may not describe. But it answers a request about a hidden topic with an
@@ -9,16 +9,20 @@ of every prefix, that has an ACL, and for one that has none.
 from __future__ import annotations
 
 from collections.abc import Collection
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBindingFilter, AclOperation, AclPermissionType
+from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
-from headrace.services.kafka.failures import error_of
+from headrace.services.kafka.client_settings import KafkaSettings
+from headrace.services.kafka.failures import as_failure, error_of
 
 _ANY: Any = None
 TOPIC_ACLS = AclBindingFilter(
@@ -80,3 +84,73 @@ def has_leaders(metadata: ClusterMetadata, name: str) -> bool:
         and bool(topic.partitions)
         and all(partition.leader >= 0 for partition in topic.partitions.values())
     )
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """What a client sees of the brokers, and what it may do."""
+
+    brokers: tuple[str, ...]
+    """Address of each broker, `host:port`."""
+    log_folders: tuple[str, ...]
+    """Where a broker keeps its records, on its host. Empty if the client may not ask."""
+    topics: dict[str, frozenset[str]]
+    """Topic to the operations that the client may do, such as `READ`. Empty if it may not see it.
+    """
+    groups: dict[str, frozenset[str]]
+    """Consumer group to the same."""
+
+
+def view_cluster(
+    settings: KafkaSettings, topics: Collection[str], groups: Collection[str], limit_s: float
+) -> ClusterView:
+    """Asks what the principal of these settings sees and may do. Blocks for some seconds at most.
+
+    Raises DependencyError if no broker answers.
+    """
+    with as_failure("can't ask the brokers what this client may do"):
+        admin = AdminClient(settings.admin())
+        found = admin.list_topics(timeout=limit_s)
+        answers = admin.describe_topics(
+            TopicCollection(sorted(topics)),
+            include_authorized_operations=True,
+            request_timeout=limit_s,
+        )
+        described = admin.describe_consumer_groups(
+            sorted(groups), include_authorized_operations=True, request_timeout=limit_s
+        )
+        return ClusterView(
+            tuple(f"{one.host}:{one.port}" for one in found.brokers.values()),
+            _log_folders(admin, next(iter(found.brokers)), limit_s),
+            {name: _operations(answer, limit_s) for name, answer in answers.items()},
+            {name: _operations(answer, limit_s) for name, answer in described.items()},
+        )
+
+
+def _operations(answer: Future[Any], limit_s: float) -> frozenset[str]:
+    """Returns the names of the permitted operations. What may not be seen permits nothing."""
+    try:
+        return frozenset(one.name for one in answer.result(limit_s).authorized_operations or ())
+    except KafkaException as exception:
+        if error_of(exception).code() in _REFUSED:
+            return frozenset()
+        raise
+
+
+_REFUSED = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    }
+)
+
+
+def _log_folders(admin: AdminClient, broker: int, limit_s: float) -> tuple[str, ...]:
+    asked = ConfigResource(ConfigResource.Type.BROKER, str(broker))
+    (answer,) = admin.describe_configs([asked], request_timeout=limit_s).values()
+    try:
+        entry = answer.result(limit_s).get("log.dirs")
+    except KafkaException:
+        return ()  # not every principal may read it
+    return tuple(entry.value.split(",")) if entry is not None and entry.value else ()

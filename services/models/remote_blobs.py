@@ -11,11 +11,12 @@ fsspec (https://filesystem-spec.readthedocs.io/en/latest/features.html#configura
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -43,6 +44,8 @@ CALL_S = 30.0
 """Time limit of a call that transfers no blob."""
 SLOWEST_BYTES_PER_S = 1_000_000
 """A slower transfer fails."""
+LOCKED_S = 0.05
+"""Wait before another process's fetch of the same blob is looked at again."""
 UNUSED_S = 3600.0
 """A blob that was not read for this long is removed from the local folder."""
 
@@ -105,14 +108,44 @@ class RemoteBlobStore(BlobStore, SmallFiles):
         self.owners.add(blob.sha256.hex(), lambda: self._stored_size(blob) is not None)
 
     def get(self, blob: Blob) -> Path:
-        """Returns the local copy if there is one and it is undamaged."""
+        """Returns the local copy if there is one and it is undamaged.
+
+        If several processes of a machine need a blob, one of them fetches it for all.
+        """
         path = self._cache / blob.sha256.hex()
-        with suppress(OSError):  # if the copy can't be read, the blob is fetched again
-            if path.stat().st_size == blob.size and file_digest(path) == blob.sha256:
-                os.utime(path)
-                return path
+        if _is_whole(path, blob):
+            return path
         self.verify(blob)
         self._remove_unused()
+        with self._only_one(blob):
+            if not _is_whole(path, blob):
+                self._fetch(blob, path)
+        return path
+
+    @contextmanager
+    def _only_one(self, blob: Blob) -> Iterator[None]:
+        """Lets the other processes that fetch a blob to this machine wait until the block ends.
+
+        They wait for as long as a transfer may take, and then go on. It may be fetched twice.
+        """
+        path = self._cache / f"{blob.sha256.hex()}.lock"
+        with ExitStack() as stack:
+            with disk_errors(f"write a lock to {self._cache}"):
+                lock = stack.enter_context(path.open("w"))
+            until_s = time.monotonic() + CALL_S + blob.size / SLOWEST_BYTES_PER_S
+            while time.monotonic() < until_s:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(LOCKED_S)
+                except OSError:  # some file systems have no locks
+                    break
+            yield
+            # Who waits at the removed file looks for the blob first, and finds it.
+            path.unlink(missing_ok=True)
+
+    def _fetch(self, blob: Blob, path: Path) -> None:
         handle, name = tempfile.mkstemp(dir=self._cache, prefix="get-")
         os.close(handle)
         temporary = Path(name)
@@ -127,7 +160,6 @@ class RemoteBlobStore(BlobStore, SmallFiles):
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
-        return path
 
     def holds(self, blob: Blob) -> bool:
         return self._stored_size(blob) == blob.size
@@ -258,3 +290,12 @@ class RemoteBlobStore(BlobStore, SmallFiles):
             f"can't {action} of the blob store {self._url}, {ATTEMPTS} times: {reason}. Check that "
             "the store is reachable and that the credentials are right"
         ) from failed
+
+
+def _is_whole(path: Path, blob: Blob) -> bool:
+    """Whether a local copy is there and undamaged. Then it counts as used now."""
+    with suppress(OSError):  # if the copy can't be read, the blob is fetched again
+        if path.stat().st_size == blob.size and file_digest(path) == blob.sha256:
+            os.utime(path)
+            return True
+    return False

@@ -7,10 +7,11 @@ Settings have Kafka's names and units. Nothing here connects to a broker.
   on at its committed offset after an outage.
 - Events that training needs must also be kept while a trainer may go back to its checkpoint.
 - Trajectories must be kept for as long as the batches that refer to them.
-- Of the reports in `loads` only the newest ones count.
-- Only `items` and `quotas` are compacted: their newest record of a key replaces the older ones. In
-  all other topics records with the same key are different facts. No topic may have a limit by size,
-  because such a limit deletes records that are still needed.
+- Of the reports in `loads` only the newest ones count. No service needs `instances`: it is kept as
+  long as a run may last, so that `headrace cost` finds every worker.
+- Only `items`, `quotas`, `waiting`, `limits` and `shares` are compacted: their newest record of a
+  key replaces the older ones. In all other topics records with the same key are different facts. No
+  topic may have a limit by size, because such a limit deletes records that are still needed.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def needed_ms(kept: Kept, recipe: Recipe) -> int:
     """Returns how many milliseconds a topic must keep its records, or FOREVER."""
     if kept == "forever":
         return FOREVER
-    if kept == "hour":
+    if kept in ("hour", "history"):
         return MINUTE_MS
     episode = recipe.tasks.deadline_s * 1000 + OUTAGE_MS
     return episode if kept == "days" else episode + RETRAIN_MS
@@ -134,6 +135,7 @@ def _needs(
         {
             "forever": "it can't be made again from other topics",
             "days": f"an episode takes up to {recipe.tasks.deadline_s} s, an outage up to a day",
+            "history": "what is recorded now is shown to people",
             "hour": "only the reports of the last minute count",
             "long": "a trainer may go back a week, and an outage takes up to a day",
         }[topic.topic.kept],

@@ -57,6 +57,14 @@ class RunLife:
         elif event.state == "ended":
             self.ended = self.ended or event
 
+    def require_open(self, namespace: str) -> None:
+        """Raises UsageError if the run has ended, because no task can start in it any more."""
+        if self.ended is not None:
+            raise UsageError(
+                f"the run {namespace!r} has ended ({self.ended.reason}), so no task can start in "
+                "it. Start a new run, or name another namespace"
+            )
+
     def recipe(self) -> Recipe:
         """Returns the run's recipe. Raises UsageError if the run has not started."""
         if self.started is None:

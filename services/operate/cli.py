@@ -16,16 +16,21 @@ import click
 from headrace.errors import HeadraceError, Interrupted
 from headrace.services.base.redactor import redact_output
 from headrace.services.operate.apply.command import apply
+from headrace.services.operate.autoscale.command import autoscale
 from headrace.services.operate.cancel.command import cancel
 from headrace.services.operate.chat.command import chat
 from headrace.services.operate.check.command import check
 from headrace.services.operate.compare.command import compare
+from headrace.services.operate.cost.command import cost
+from headrace.services.operate.dashboard.command import dashboard
 from headrace.services.operate.dead_letters.command import dead_letters
+from headrace.services.operate.doctor.command import doctor
 from headrace.services.operate.end.command import end
 from headrace.services.operate.evaluate.command import evaluate
 from headrace.services.operate.export.command import export
 from headrace.services.operate.new.command import new
 from headrace.services.operate.options import echo
+from headrace.services.operate.plot.command import plot
 from headrace.services.operate.prune.command import prune
 from headrace.services.operate.quota.command import quota
 from headrace.services.operate.recipe.command import recipe
@@ -37,8 +42,11 @@ from headrace.services.operate.status.command import status
 from headrace.services.operate.submit.command import submit
 from headrace.services.operate.tail.command import tail
 from headrace.services.operate.topics.command import topics
+from headrace.services.operate.track.command import track
+from headrace.services.operate.trajectories.command import trajectories
 from headrace.services.operate.try_episode.command import try_episode
 from headrace.services.operate.up_down.command import down, up
+from headrace.services.operate.verify.command import verify
 
 HELP = """The event backbone for reinforcement learning of LLM agents, on Apache Kafka.
 
@@ -47,6 +55,9 @@ HELP = """The event backbone for reinforcement learning of LLM agents, on Apache
   headrace new my-folder              make a folder with an environment of your own
   headrace run my-recipe.toml         run your own recipe
   headrace status                     show the status of a run
+  headrace dashboard                  show a run in a browser
+  headrace doctor                     find out what is wrong, and what the run waits for
+  headrace verify                     check that nothing was lost or doubled
   headrace tail results               follow a topic
   headrace show 42                    show everything about task 42
   headrace replay batches             train again from the log and compare the weights
@@ -77,9 +88,10 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 COMMANDS = (
-    new, run, check, try_episode, end, serve, up, down, apply, submit, cancel, quota, evaluate,
-    export, chat, replay, compare,
-    status, show, tail, topics, dead_letters, prune, recipe,
+    new, run, check, try_episode, end, serve, up, down, apply, submit, cancel, quota, autoscale,
+    evaluate,    export, chat, replay, compare,
+    plot, track, trajectories,
+    status, dashboard, doctor, verify, cost, show, tail, topics, dead_letters, prune, recipe,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

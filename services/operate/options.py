@@ -42,6 +42,17 @@ policy_option = click.option(
 version_option = click.option(
     "--version", type=click.IntRange(min=0), help="Version of the policy. [default: the newest]"
 )
+_METRICS = (
+    click.option(
+        "--metrics-port", metavar="PORT", type=click.IntRange(0, 65_535), default=0,
+        show_default=True, help="Serve Prometheus metrics at /metrics on this port. 0 disables "
+        "them.",
+    ),
+    click.option(
+        "--metrics-address", metavar="HOST", default="127.0.0.1", show_default=True,
+        help="Address on which /metrics listens.",
+    ),
+)  # fmt: skip
 _CLUSTER = (
     click.option(
         "--bootstrap-servers", metavar="HOST:PORT", envvar="HEADRACE_BOOTSTRAP_SERVERS",
@@ -73,6 +84,13 @@ _CLUSTER = (
 def cluster_options(command: F) -> F:
     """Adds the options that `cluster_of` reads."""
     for option in reversed(_CLUSTER):
+        command = option(command)
+    return command
+
+
+def metrics_options(command: F) -> F:
+    """Adds `--metrics-port` and `--metrics-address`."""
+    for option in reversed(_METRICS):
         command = option(command)
     return command
 

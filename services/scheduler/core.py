@@ -1,22 +1,22 @@
 """Decides which task may start now. Pure: it uses neither the log nor a clock.
 
-The tasks of a tenant start in submission order (`lanes.py`). A task starts whole, with all its
-samples. A task that can't be run starts at once as a single episode with a verdict, so that it ends
-like any other.
+The tasks of a tenant start in submission order, as far as their environments have room
+(`lanes.py`). A task starts whole, with all its samples. A task that can't be run starts at once as
+a single episode with a verdict, so that it ends like any other.
 
 Evaluation tasks have a queue and a limit of their own. Training and evaluation never wait for each
 other; if both may start, they alternate. A role that names no version is pinned to the newest one.
+
+A task that waits is remembered by its number, and by what decides when it starts (`WaitingTask`).
+The caller has the whole task in the log, and passes it again when it starts.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Literal
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
 
 from headrace.schemas.events import (
     BatchSample,
@@ -27,28 +27,37 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.scheduler.lanes import Lane, Tenants
+from headrace.services.scheduler.environment_room import EnvironmentRoom
+from headrace.services.scheduler.lanes import Chance, Lane, Tenants
 from headrace.services.scheduler.policy_room import PolicyRoom, has_room
+from headrace.services.scheduler.starts import LOST, cancelled, lost, start, start_of_refused
+from headrace.services.scheduler.waiting_tasks import AlikeTasks, KnownIds, Purpose, WaitingTask
 from headrace.services.scheduler.worker_pools import WorkerPools
 from headrace.services.tasks.admission import refusal, refused
-from headrace.services.tasks.cancellation import CancelledTasks, TaskId, id_of
+from headrace.services.tasks.cancellation import CancelledTasks, id_of
 
-MAX_NAME = 1_000
-"""A task that is not run keeps at most so many characters of each name."""
 RUN_ENDING = "the run is ending"
-Purpose = Literal["train", "evaluate"]
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTask:
+    """A task that starts now."""
+
+    number: int
+    verdict: Failure | None
+    """Why it is not run. Then it starts as a single episode that ends at once."""
 
 
 @dataclass(slots=True)
 class _Started:
     """A started task."""
 
+    task: WaitingTask
     samples: int
-    purpose: Purpose
-    tenant: str
     trains: bool
-    ended: set[int] = field(default_factory=set)
-    dropped: set[str] = field(default_factory=set)
+    ended: int = 0
+    """The samples that have ended, as bits."""
+    dropped: frozenset[str] = frozenset()
     """Policies that dropped its group."""
 
 
@@ -67,21 +76,20 @@ class SchedulerCore:
             if policy.training is not None
         }
         self.tenants = Tenants(self._limits.tenants)
-        self._lanes: dict[Purpose, Lane] = {
-            "train": Lane(recipe.live_episodes, self.tenants),
-            "evaluate": Lane(self._limits.evaluation_episodes, self.tenants),
-        }
+        self.environments = EnvironmentRoom(recipe, self.tenants)
+        most = recipe.live_episodes, self._limits.evaluation_episodes
+        train, evaluate = (Lane(one, self.tenants, self.environments.limits) for one in most)
+        self._lanes: dict[Purpose, Lane[WaitingTask]] = {"train": train, "evaluate": evaluate}
         self._evaluated_last = False
         """Whether the last started task was an evaluation: then a training task is next."""
         self._published: dict[str, int] = {}
         """Policy to its newest version."""
-        self._queued: dict[TaskId, int] = {}
-        """Waiting task to its number."""
+        self._alike = AlikeTasks()
         self._cancelled = CancelledTasks()
-        self._verdicts: deque[tuple[int, TaskSubmitted, Failure]] = deque()
+        self._verdicts: OrderedDict[int, tuple[WaitingTask, Failure]] = OrderedDict()
+        """By number: the tasks that are not run and have not started."""
         self._started: dict[int, _Started] = {}
-        self._seen: OrderedDict[int, int] = OrderedDict()
-        """Digest of a task's id to the task's number, in ascending order of the numbers."""
+        self._ids = KnownIds(self._limits.duplicates_window, self.waits)
         self.pools = WorkerPools(recipe)
         self._next_start_s = 0.0
         self._interval_s = 0.0
@@ -107,58 +115,94 @@ class SchedulerCore:
         """Policy to how many groups may start now."""
         return {name: policy.room for name, policy in self._policies.items()}
 
+    def waits(self, number: int) -> bool:
+        """Whether a task is known and has not been chosen to start."""
+        return number in self._verdicts or any(number in lane for lane in self._lanes.values())
+
+    def waiting(self) -> list[int] | None:
+        """Returns the numbers of all tasks that wait, ascending.
+
+        None while a task that is not run has not started: what is known of it is only in memory.
+        """
+        if self._verdicts:
+            return None
+        return sorted(number for lane in self._lanes.values() for number in lane)
+
+    def is_started(self, number: int) -> bool:
+        """Whether a task was started and is not finished."""
+        return number in self._started
+
+    def samples(self, number: int) -> int:
+        """How many episodes a started task has."""
+        return self._started[number].samples
+
     def remember(self, number: int, submitted: TaskSubmitted) -> bool:
         """Remembers a task's id. Returns False if a task with a lower number has the same id."""
-        text = json.dumps([submitted.source, submitted.task_id])
-        digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
-        first = self._seen.setdefault(digest, number)
-        oldest = number - self._limits.duplicates_window
-        while self._seen and next(iter(self._seen.values())) <= oldest:
-            self._seen.popitem(last=False)
-        return first >= number
+        return self._ids.add(number, id_of(submitted))
 
-    def on_task(self, number: int, submitted: TaskSubmitted) -> None:
-        """Takes a submitted task. If it was started already, only its id is remembered."""
+    def on_task(self, number: int, submitted: TaskSubmitted, *, accepted: bool = False) -> None:
+        """Takes a submitted task. If it was started already, only its id is remembered.
+
+        `accepted`: an earlier scheduler has found that it may run.
+        """
         duplicate = not self.remember(number, submitted)
         if number in self._started:
             return
-        verdict = refusal(self._recipe, submitted)
-        if verdict is None and duplicate:
+        verdict = None if accepted else refusal(self._recipe, submitted)
+        if verdict is None and duplicate and not accepted:
             verdict = refused("duplicate", "a task of this source and id was submitted before")
         if verdict is None and (reason := self._cancelled.reason(submitted)) is not None:
-            verdict = _cancelled(reason)
+            verdict = cancelled(reason)
         if verdict is None and self._ending:
-            verdict = _cancelled(RUN_ENDING)
+            verdict = cancelled(RUN_ENDING)
         if verdict is not None:
-            self._verdicts.append((number, submitted, verdict))
+            self._verdicts[number] = self._alike.refused(submitted), verdict
         else:
-            self._lanes[submitted.purpose].add(number, submitted)
-            self._queued[id_of(submitted)] = number
+            self._lanes[submitted.purpose].add(number, self._alike.of(submitted))
+
+    def on_lost(self, number: int) -> None:
+        """Takes a task that waits, although the log no longer holds it."""
+        self._verdicts[number] = self._alike.refused(LOST), lost()
 
     def on_cancelled(self, event: TaskCancelled) -> None:
         """Takes a cancellation. The agent worker ends tasks that were started already."""
-        if self._cancelled.add(event) and (number := self._queued.get(id_of(event))) is not None:
-            self._verdicts.append((number, self._dequeue(number), _cancelled(event.reason)))
+        number = self._ids.number(id_of(event))
+        if self._cancelled.add(event) and number is not None:
+            self._cancel(number, event.reason)
+
+    def _cancel(self, number: int, reason: str) -> None:
+        """Ends a task, if it waits."""
+        for lane in self._lanes.values():
+            if number in lane:
+                task = lane.remove(number)
+                self.environments.leave(task)
+                self._verdicts[number] = replace(task, samples=1), cancelled(reason)
 
     def on_started(self, started: EpisodeStarted) -> None:
         """Takes a start from the log, written by this scheduler or an earlier one."""
-        if started.task in self._started:
-            return
-        submitted = started.submitted
-        trains = started.verdict is None and submitted.purpose == "train"
-        purpose, tenant = submitted.purpose, submitted.tenant
-        self._started[started.task] = _Started(submitted.samples, purpose, tenant, trains)
-        self._lanes[purpose].count(tenant, submitted.samples)
+        if started.task not in self._started:
+            self._begin(started.task, self._alike.of(started.submitted), started.verdict)
+
+    def _begin(self, number: int, task: WaitingTask, verdict: Failure | None) -> None:
+        """Counts a task as started."""
+        trains = verdict is None and task.purpose == "train"
+        self._started[number] = _Started(task, task.samples, trains)
+        self._count(task, task.samples)
         for policy in self._policies.values():
             if trains:
-                policy.start(started.task)
+                policy.start(number)
+
+    def _count(self, task: WaitingTask, episodes: int) -> None:
+        """Adds episodes to those that are live."""
+        self._lanes[task.purpose].count(task.tenant, episodes)
+        self.environments.count(task, episodes)
 
     def on_outcome(self, number: int, sample: int) -> None:
         """Takes the end of an episode."""
         task = self._started.get(number)
-        if task is not None and sample not in task.ended:
-            task.ended.add(sample)
-            self._lanes[task.purpose].count(task.tenant, -1)
+        if task is not None and sample < task.samples and not task.ended >> sample & 1:
+            task.ended |= 1 << sample
+            self._count(task.task, -1)
 
     def on_group(self, policy: str, number: int, *, oldest: int | None, tokens: int = 0) -> None:
         """Takes a closed group: the version of its oldest token, and its number of tokens.
@@ -172,7 +216,7 @@ class SchedulerCore:
         if oldest is None:
             known.drop(number)
             if number in self._started:
-                self._started[number].dropped.add(policy)
+                self._started[number].dropped |= {policy}
         else:
             known.close(number, oldest, tokens)
 
@@ -196,36 +240,61 @@ class SchedulerCore:
                 self._policies[policy].skip(version)
 
     def end(self) -> None:
-        """Ends the run: cancels the tasks that wait, and all that will come."""
+        """Ends the run: cancels the tasks that wait, and all that come."""
         self._ending = True
         for lane in self._lanes.values():
             for number in list(lane):
-                self._verdicts.append((number, self._dequeue(number), _cancelled(RUN_ENDING)))
+                self._cancel(number, RUN_ENDING)
 
-    def next_start(self, now_s: float) -> list[EpisodeStarted]:
-        """The starts of all samples of the next task, or an empty list if no task may start.
+    def choose(self, now_s: float) -> ChosenTask | None:
+        """Returns the task that starts now, or None if no task may start. It counts as started.
 
-        The caller writes them and passes them to `on_started`. `now_s` is in seconds since the
-        epoch; deadlines count from it.
+        `now_s` is in seconds since the epoch. The caller writes its `starts`.
         """
         if self._verdicts:
-            number, submitted, verdict = self._verdicts.popleft()
-            return [_start(number, 0, _without_bulk(submitted), now_s, verdict)]
+            number, (task, verdict) = self._verdicts.popitem(last=False)
+            self._begin(number, task, verdict)
+            return ChosenTask(number, verdict)
         found = self._next(now_s) if self.wait_s(now_s) <= 0 else None
         if found is None:
-            return []
-        number, submitted = found
-        self._dequeue(number)
-        self._evaluated_last = submitted.purpose == "evaluate"
-        policies = {use.policy for use in submitted.roles.values()}
-        self.pools.on_started(policies, submitted.samples)
+            return None
+        number, task = found
+        self._lanes[task.purpose].remove(number)
+        self._begin(number, task, None)
+        self._evaluated_last = task.purpose == "evaluate"
+        self.pools.on_started(task.policies, task.samples)
         if self._limits.starts_per_s is not None:
-            self._interval_s = submitted.samples / self._limits.starts_per_s
+            self._interval_s = task.samples / self._limits.starts_per_s
             self._next_start_s = now_s + self._interval_s
+        return ChosenTask(number, None)
+
+    def starts(
+        self, chosen: ChosenTask, submitted: TaskSubmitted | None, now_s: float
+    ) -> list[EpisodeStarted]:
+        """Returns the starts of all samples of a chosen task, from which its deadlines count.
+
+        `submitted` is the task. If it is None, the log no longer holds it: it ends at once.
+        """
+        number, verdict = chosen.number, chosen.verdict
+        if submitted is None and verdict is None:
+            self._unbegin(number)
+            verdict = lost()
+        if submitted is None or verdict is not None:
+            assert verdict is not None
+            return [start_of_refused(number, submitted, verdict, now_s)]
+        task, versions = self._pinned(submitted), self._versions()
         return [
-            _start(number, sample, self._pinned(submitted), now_s, None, self._versions())
+            start(number, sample, task, now_s, None, versions)
             for sample in range(submitted.samples)
         ]
+
+    def _unbegin(self, number: int) -> None:
+        """Counts a chosen task as one that is not run."""
+        task = self._started[number]
+        self._count(task.task, 1 - task.samples)
+        task.samples, task.trains = 1, False
+        for policy in self._policies.values():
+            policy.drop(number)
 
     def _versions(self) -> dict[str, int]:
         """The newest version of each policy in training."""
@@ -240,7 +309,7 @@ class SchedulerCore:
     def finished(self, number: int) -> bool:
         """Whether nothing about a task can change any more. If so, it is forgotten."""
         task = self._started.get(number)
-        if task is None or len(task.ended) < task.samples:
+        if task is None or task.ended.bit_count() < task.samples:
             return False
         for name, policy in self._policies.items():
             if task.trains and name not in task.dropped and number not in policy.decided:
@@ -248,37 +317,25 @@ class SchedulerCore:
         del self._started[number]
         return True
 
-    def forget_below(self, number: int) -> None:
-        """Forgets tasks below `number`: they were finished before this scheduler caught up."""
-        for old in [task for task in self._started if task < number]:
-            task = self._started.pop(old)
-            self._lanes[task.purpose].count(task.tenant, len(task.ended) - task.samples)
-            for policy in self._policies.values():
-                policy.drop(old)
-
-    def _dequeue(self, number: int) -> TaskSubmitted:
-        lane = next(lane for lane in self._lanes.values() if number in lane)
-        submitted = lane.remove(number)
-        if self._queued.get(id_of(submitted)) == number:
-            del self._queued[id_of(submitted)]
-        return submitted
-
-    def _next(self, now_s: float) -> tuple[int, TaskSubmitted] | None:
+    def _next(self, now_s: float) -> tuple[int, WaitingTask] | None:
         """The task that may start now, or None."""
         purposes: tuple[Purpose, Purpose] = ("evaluate", "train")
         for purpose in reversed(purposes) if self._evaluated_last else purposes:
-            found = self._lanes[purpose].next(lambda task: self._may_start(task, now_s))
-            if found is not None:
+            if found := self._lanes[purpose].next(partial(self._chance, now_s)):
                 return found
         return None
 
-    def _may_start(self, submitted: TaskSubmitted, now_s: float) -> bool:
+    def _chance(self, now_s: float, task: WaitingTask, within_limit: bool) -> Chance:
         """Whether there is room for a training group, or a version of each policy to evaluate."""
-        if not self.pools.take_more({use.policy for use in submitted.roles.values()}, now_s):
-            return False
-        if submitted.purpose == "train":
-            return has_room(self._recipe, self._policies, self._published)
-        return all(use.policy in self._published for use in submitted.roles.values())
+        if task.purpose == "train":
+            may = has_room(self._recipe, self._policies, self._published)
+        else:
+            may = self._published.keys() >= task.policies
+        if not may or not self.pools.take_more(task.policies, now_s):
+            self.environments.leave(task)
+            return Chance.WAITS
+        is_free = self.environments.has_room(task, waits=within_limit)
+        return Chance.STARTS if is_free else Chance.FULL
 
     def _pinned(self, submitted: TaskSubmitted) -> TaskSubmitted:
         """An evaluation task with a version for every role; any other task as it is."""
@@ -291,41 +348,3 @@ class SchedulerCore:
             for role, use in submitted.roles.items()
         }
         return submitted.model_copy(update={"roles": roles})
-
-
-def _without_bulk(submitted: TaskSubmitted) -> TaskSubmitted:
-    """A task that is not run, reduced to one sample and its names."""
-    names = ("source", "task_id", "tenant", "item_id", "agent")
-    changes: dict[str, object] = {name: getattr(submitted, name)[:MAX_NAME] for name in names}
-    changes |= {"samples": 1, "payload": "{}", "options": "{}", "environment": None}
-    changes |= {"roles": {}, "artifacts": (), "labels": {}}
-    return submitted.model_copy(update=changes)
-
-
-def _cancelled(reason: str) -> Failure:
-    return refused("cancelled", reason[:MAX_NAME])
-
-
-def _start(
-    number: int,
-    sample: int,
-    submitted: TaskSubmitted,
-    now_s: float,
-    verdict: Failure | None,
-    versions: Mapping[str, int] = MappingProxyType({}),
-) -> EpisodeStarted:
-    return EpisodeStarted(
-        task=number,
-        sample=sample,
-        submitted=submitted,
-        seed=_seed(submitted.seed, number, sample),
-        deadline=int(now_s * 1000) + max(1, submitted.deadline_s) * 1000,
-        verdict=verdict,
-        versions=dict(versions),
-    )
-
-
-def _seed(*parts: int) -> int:
-    """A 63-bit seed that follows from its parts and differs for each sample."""
-    text = "/".join(map(str, parts)).encode()
-    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1

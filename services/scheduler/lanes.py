@@ -1,20 +1,28 @@
 """The tasks that wait, and which one is next. Pure.
 
 Training and evaluation have a lane each, with a limit of live episodes. In a lane the next task is
-the oldest one of the tenant that has the fewest live episodes for its weight (max-min fairness). A
-tenant at its own limit, which holds in each lane, is passed over, and so is one whose task can't
-start because of its policies. If the lane has no room for the next task, the others wait, too:
-otherwise tasks of few samples could overtake one of many for ever.
+the oldest one of the tenant that has the fewest live episodes for its weight (max-min fairness).
+
+- A tenant at its own limit, which holds in each lane, is passed over, and so is one whose task
+  can't start because of its policies.
+- If the environment or image of a task is full, the tenant's tasks that need others pass it, as far
+  as the tenant's limit has room for them beside it. It gets room in its environment in its turn
+  (`environment_room.py`).
+- If the lane has no room for the next task, all others wait: otherwise tasks of few samples could
+  overtake one of many for ever.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from enum import Enum
+from typing import Any, Generic, Protocol, TypeVar
 
-from headrace.schemas.events import QuotaSet, TaskSubmitted
-from headrace.schemas.recipe.tenant_settings import Tenant
+from headrace.schemas.events import QuotaSet
+from headrace.schemas.recipe.limit_settings import Tenant
+from headrace.services.scheduler.tenant_queue import TenantQueue
 
 MOST_PASSED = 64
 """At most so many tenants are passed over because their first task may not start."""
@@ -22,14 +30,37 @@ _SPARE = 64
 """A lane's heap has at most about so many entries that are out of date."""
 
 
+class Chance(Enum):
+    """Whether a task may start, apart from the limits of its lane and its tenant."""
+
+    STARTS = "it may start"
+    FULL = "its environment or image is full"
+    WAITS = "it waits for something else"
+
+
+class Waiting(Protocol):
+    """What a lane must know about a task that waits. Many tasks may share one object."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose task it is."""
+
+    @property
+    def samples(self) -> int:
+        """How many episodes it has."""
+
+
+W = TypeVar("W", bound=Waiting)
+
+
 class Tenants:
     """The limits of the tenants."""
 
     def __init__(self, settings: Mapping[str, Tenant]) -> None:
         self._settings = dict(settings)
-        self._lanes: list[Lane] = []
+        self._lanes: list[Lane[Any]] = []
 
-    def join(self, lane: Lane) -> None:
+    def join(self, lane: Lane[Any]) -> None:
         """Adds a lane, which learns what changes."""
         self._lanes.append(lane)
 
@@ -49,16 +80,23 @@ class Tenants:
 _DEFAULT = Tenant()
 
 
-class Lane:
-    """The tasks of one purpose."""
+class Lane(Generic[W]):
+    """The tasks of one purpose. A task takes about 100 bytes."""
 
-    def __init__(self, episodes: int, tenants: Tenants) -> None:
-        """`episodes` may be live at most. A task that has more samples starts alone."""
+    def __init__(
+        self, episodes: int, tenants: Tenants, kind: Callable[[W], Hashable] = lambda _: None
+    ) -> None:
+        """`episodes` may be live at most. A task that has more samples starts alone.
+
+        `kind` says what a task needs. A task never passes an older one of its tenant and kind.
+        """
         self._episodes = episodes
         self._tenants = tenants
-        self._queues: dict[str, OrderedDict[int, TaskSubmitted]] = {}
-        """By tenant: its tasks by number, in submission order."""
-        self._tenant_of: dict[int, str] = {}
+        self._kind = kind
+        self._queues: dict[str, TenantQueue] = {}
+        """By tenant: its tasks that wait."""
+        self._waiting: dict[int, W] = {}
+        """The tasks that wait, by number."""
         self._heap: list[tuple[float, int, str]] = []
         """The share and the first task of tenants. Some entries are out of date."""
         self.live = 0
@@ -69,30 +107,30 @@ class Lane:
 
     def __len__(self) -> int:
         """How many tasks wait."""
-        return len(self._tenant_of)
+        return len(self._waiting)
 
     def __iter__(self) -> Iterator[int]:
         """The numbers of the tasks that wait."""
-        return iter(self._tenant_of)
+        return iter(self._waiting)
 
     def __contains__(self, number: int) -> bool:
-        return number in self._tenant_of
+        return number in self._waiting
 
-    def add(self, number: int, submitted: TaskSubmitted) -> None:
-        """Adds a task that waits."""
-        self._tenant_of[number] = submitted.tenant
-        self._queues.setdefault(submitted.tenant, OrderedDict())[number] = submitted
-        self.rank(submitted.tenant)
+    def add(self, number: int, task: W) -> None:
+        """Adds a task that waits. The tasks come in ascending order of their numbers."""
+        self._waiting[number] = task
+        self._queues.setdefault(task.tenant, TenantQueue()).add(number, self._kind(task))
+        self.rank(task.tenant)
 
-    def remove(self, number: int) -> TaskSubmitted:
+    def remove(self, number: int) -> W:
         """Removes a task that waits, and returns it."""
-        tenant = self._tenant_of.pop(number)
-        queue = self._queues[tenant]
-        submitted = queue.pop(number)
+        task = self._waiting.pop(number)
+        queue = self._queues[task.tenant]
+        queue.remove(number, self._kind(task), self._waiting)
         if not queue:
-            del self._queues[tenant]
-        self.rank(tenant)
-        return submitted
+            del self._queues[task.tenant]
+        self.rank(task.tenant)
+        return task
 
     def count(self, tenant: str, episodes: int) -> None:
         """Adds episodes to those that are live. A negative number takes them away."""
@@ -107,37 +145,65 @@ class Lane:
         return self._live_of[tenant]
 
     def next(
-        self, may_start: Callable[[TaskSubmitted], bool] = lambda _: True
-    ) -> tuple[int, TaskSubmitted] | None:
+        self, may_start: Callable[[W, bool], Chance] = lambda *_: Chance.STARTS
+    ) -> tuple[int, W] | None:
         """Returns the task that is next. None if there is none, or if all must wait.
 
-        A tenant whose first task may not start now is passed over.
+        `may_start` is also passed whether the tenant's limit has room for the task.
         """
         passed: list[tuple[float, int, str]] = []
-        found = None
+        best: tuple[float, int] | None = None
         while self._heap and len(passed) < MOST_PASSED:
             rank, number, tenant = self._heap[0]
+            if best is not None and best < (rank, number):
+                break
+            entry = heapq.heappop(self._heap)
             if (rank, number) != self._rank_of(tenant):
-                heapq.heappop(self._heap)
                 continue
-            submitted = self._queues[tenant][number]
-            if not self._has_room(tenant, submitted.samples):
-                heapq.heappop(self._heap)  # It comes back as soon as its episodes end.
-                continue
-            if self.live and self.live + submitted.samples > self._episodes:
-                break
-            if may_start(submitted):
-                found = number, submitted
-                break
-            passed.append(heapq.heappop(self._heap))
+            chosen, is_at_limit = self._choose(tenant, may_start)
+            if not is_at_limit:  # Else it comes back as soon as its episodes end.
+                passed.append(entry)
+            if chosen is not None:
+                best = min(best or (rank, chosen), (rank, chosen))
         for entry in passed:
             heapq.heappush(self._heap, entry)
-        return found
+        if best is None:
+            return None
+        task = self._waiting[best[1]]
+        fits = not self.live or self.live + task.samples <= self._episodes
+        return (best[1], task) if fits else None
 
-    def _has_room(self, tenant: str, samples: int) -> bool:
-        """Whether a task is within its tenant's limit. If it has more samples, it runs alone."""
+    def _choose(
+        self, tenant: str, may_start: Callable[[W, bool], Chance]
+    ) -> tuple[int | None, bool]:
+        """Returns a tenant's next task, for which the lane may lack room. None if it must wait.
+
+        Also returns whether that is because of the tenant's limit alone.
+        """
+        kept, stopped, is_at_limit = 0, False, False
+        for number in self._queues[tenant].heads():
+            task = self._waiting[number]
+            within_limit = not stopped and self._has_room(tenant, task.samples, kept)
+            chance = may_start(task, within_limit)  # If not, it leaves its line.
+            if stopped:
+                continue
+            if within_limit and chance is Chance.STARTS:
+                return number, False
+            if within_limit and chance is Chance.FULL:
+                kept = max(kept, task.samples)
+                continue
+            stopped, is_at_limit = True, not within_limit and not kept
+        return None, is_at_limit
+
+    def _has_room(self, tenant: str, samples: int, kept: int) -> bool:
+        """Whether a task is within its tenant's limit, of which so many episodes are `kept` free.
+
+        If nothing is kept, a task that has more samples than the limit runs alone.
+        """
         most, live = self._tenants.of(tenant).live_episodes, self._live_of[tenant]
-        return most is None or live + samples <= most or (most > 0 and not live)
+        if most is None or live + samples + kept <= most:
+            return True
+        return most > 0 and not live and not kept
 
     def rank(self, tenant: str) -> None:
         """Takes note that something about a tenant has changed."""
@@ -155,4 +221,4 @@ class Lane:
         queue = self._queues.get(tenant)
         if queue is None:
             return None
-        return self._live_of[tenant] / self._tenants.of(tenant).weight, next(iter(queue))
+        return self._live_of[tenant] / self._tenants.of(tenant).weight, queue.first

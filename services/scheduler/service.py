@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from math import inf
 from typing import Any
@@ -21,6 +21,7 @@ from headrace.schemas.events import (
     QuotaSet,
     TaskCancelled,
     TaskSubmitted,
+    WaitingRecorded,
 )
 from headrace.schemas.topics import (
     BATCHES,
@@ -30,12 +31,16 @@ from headrace.schemas.topics import (
     POLICIES,
     QUOTAS,
     TASKS,
+    WAITING,
 )
 from headrace.services.base.clock import now
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import Tail, read_events
-from headrace.services.scheduler.core import SchedulerCore
+from headrace.services.scheduler.core import ChosenTask, SchedulerCore
+from headrace.services.scheduler.limit_writer import LimitWriter, limit_topics
+from headrace.services.scheduler.task_bodies import TaskBodies, in_parts
+from headrace.services.scheduler.waiting_record import WaitingRecords
 from headrace.services.worker.open_episodes import SCHEDULER, SCHEDULER_TOPICS
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
@@ -43,8 +48,10 @@ from headrace.services.worker.worker import SideStart, Worker
 
 logger = logging.getLogger(__name__)
 
-QUEUE_HIGH, QUEUE_LOW = 10_000, 5_000
-"""Tasks in memory. Reading `tasks` pauses above the first number and resumes below the second."""
+QUEUE_HIGH, QUEUE_LOW = 1_000_000, 990_000
+"""Tasks that wait. Reading `tasks` pauses above the first number and resumes below the second."""
+UNDECIDED_HIGH = 10_000
+"""Tasks in memory while the scheduler catches up. Reading `tasks` pauses above this number."""
 STARTS_A_TRANSACTION = 512
 SILENCE_S = 120.0
 """After so many seconds without a report of a worker, the log says why no task starts. To load a
@@ -63,7 +70,9 @@ async def run(context: ServiceContext) -> None:
         topics.partition(CANCELLATIONS): "first",
         topics.partition(QUOTAS): "first",
         topics.partition(LOADS): Tail(),
+        topics.partition(WAITING): Tail(),
     }
+    starts |= limit_topics(context.recipe, topics)
     for topic in SCHEDULER_TOPICS:
         starts |= dict.fromkeys(topics.partitions_of(topic), "committed")
     for name, policy in context.recipe.policies.items():
@@ -89,24 +98,31 @@ class SchedulerShard:
         self._shard = shard
         self._context = context
         self._core = SchedulerCore(context.recipe)
-        self._releases: dict[int, Callable[[], None]] = {}
+        self._limits = LimitWriter(shard, context.recipe, self._core.environments.on_set)
+        self._bodies = TaskBodies(context.log, shard.partition)
+        self._records = WaitingRecords()
+        self._open: dict[int, Callable[[], None]] = {}
+        """Task that was started and is not finished, to what lets the commit pass its start."""
         self._wake = asyncio.Event()
-        self._first: int | None = None
+        self._read_below = shard.begins_at
+        """All tasks below it were read, by this scheduler or an earlier one."""
         self._paused = False
         self._early: list[EpisodeEnded | GroupClosed] = []
         """Events that were read while catching up, perhaps before their task's start."""
-        self._waiting: list[tuple[int, TaskSubmitted]] = []
+        self._undecided: list[tuple[int, TaskSubmitted, Callable[[], None]]] = []
+        """Tasks that were read while catching up, and what lets the commit pass them."""
         self._silent_since: float | None = None
         """Since when tasks wait because no worker reports. Infinite after the warning."""
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
         """Handles a task, or an event about one."""
         event = delivery.event
+        self._limits.on_event(delivery)
         if isinstance(event, TaskSubmitted):
             await self._on_task(delivery)
-        elif isinstance(event, EpisodeStarted):
-            if not self._shard.caught_up:  # Its own starts are known already.
-                self._core.on_started(event)
+        elif isinstance(event, EpisodeStarted | WaitingRecorded):
+            if not self._shard.caught_up:  # What it has written itself is known already.
+                self._recover(event)
         elif isinstance(event, EpisodeEnded | GroupClosed):
             if self._shard.caught_up:
                 self._on_progress(event)
@@ -114,7 +130,7 @@ class SchedulerShard:
                 self._early.append(event)
         elif isinstance(event, BatchAssembled):
             self._core.on_batch(event.policy, event.version, event.frontier(), event.samples)
-            for number in list(self._releases):
+            for number in list(self._open):
                 self._release(number)
         elif isinstance(event, TaskCancelled):
             self._core.on_cancelled(event)
@@ -129,27 +145,30 @@ class SchedulerShard:
         self._wake.set()
 
     async def on_caught_up(self) -> None:
-        """Reads the ids of the tasks before the commit, then starts to decide."""
-        self._shard.begun_below = self._core.started_below  # Before the next commit.
-        tasks = self._shard.partition
-        first = self._first
-        if first is None:
-            group = self._context.consumer_group(SCHEDULER)
-            first = (await self._context.log.broker.committed(group, [tasks]))[tasks].offset
-        await self._recall(first)
-        self._core.forget_below(first)
-        waiting, self._waiting = self._waiting, []
-        for number, submitted in waiting:
-            self._core.on_task(number, submitted)
+        """Reads what must be known of the tasks before the commit, then starts to decide."""
+        await self._recall()
+        undecided, self._undecided = self._undecided, []
+        for number, submitted, release in undecided:
+            self._take(number, submitted, release)
         # After the tasks: a finished task is forgotten, so a late task event would look new.
         for event in self._early:
             self._on_progress(event)
         self._early.clear()
         self._shard.spawn(self._start_tasks(), "start tasks")
         self._shard.spawn(self._cancel_when_ending(), "ending")
+        self._shard.spawn(self._limits.run(), "limits")
 
     async def aclose(self) -> None:
         """Sends nothing: the log has all that was started."""
+
+    def _recover(self, event: EpisodeStarted | WaitingRecorded) -> None:
+        """Takes what a predecessor has written."""
+        if isinstance(event, WaitingRecorded):
+            self._records.recover(event, self._shard.hold_positions)
+            return
+        self._core.on_started(event)
+        if event.task not in self._open:
+            self._open[event.task] = self._shard.hold_positions()
 
     def _on_progress(self, event: EpisodeEnded | GroupClosed) -> None:
         if isinstance(event, EpisodeEnded):
@@ -160,27 +179,50 @@ class SchedulerShard:
         self._release(event.task)
 
     async def _on_task(self, delivery: Delivery[TaskSubmitted]) -> None:
-        number = delivery.offset
-        self._releases[number] = self._shard.hold(delivery)
-        if self._first is None:
-            self._first = number
-        if self._shard.caught_up and not self._waiting:
-            self._core.on_task(number, delivery.event)
-            self._release(number)
+        number, release = delivery.offset, self._shard.hold(delivery)
+        if self._shard.caught_up and not self._undecided:
+            self._take(number, delivery.event, release)
         else:
-            self._waiting.append((number, delivery.event))
-        if not self._paused and self._core.queued + len(self._waiting) >= QUEUE_HIGH:
+            self._undecided.append((number, delivery.event, release))
+        many = self._core.queued >= QUEUE_HIGH or len(self._undecided) >= UNDECIDED_HIGH
+        if many and not self._paused:
             self._paused = True
             await self._shard.pause()
 
-    def _release(self, number: int) -> None:
-        """Lets the commit pass a task if nothing about it can change any more."""
-        if number in self._releases and self._core.finished(number):
-            self._releases.pop(number)()
+    def _take(self, number: int, submitted: TaskSubmitted, release: Callable[[], None]) -> None:
+        """Takes a task. `release` lets the commit pass it."""
+        self._read_below = number + 1
+        self._core.on_task(number, submitted)
+        if self._core.waits(number):
+            self._bodies.keep(number, submitted)
+            self._records.on_waiting(number, release)
+        else:
+            release()
+            self._release(number)
 
-    async def _recall(self, end: int) -> None:
-        """Reads the ids of the tasks below `end`, as far back as duplicates are recognised."""
-        tasks = self._shard.partition
+    def _release(self, number: int) -> None:
+        """Lets the commit pass a task's start if nothing about it can change any more.
+
+        A task that is not read yet stays known: else it would look new.
+        """
+        known = number in self._open and number < self._read_below
+        if known and self._core.finished(number):
+            self._open.pop(number)()
+
+    async def _recall(self) -> None:
+        """Reads the tasks below the commit that wait, and the ids of the newest of them all.
+
+        Duplicates are recognised as far back as these ids reach.
+        """
+        tasks, end = self._shard.partition, self._shard.begins_at
+        waiting = [one for one in self._records.named_below(end) if not self._core.is_started(one)]
+        for numbers in in_parts(waiting):
+            for number, submitted in (await self._bodies.take(numbers)).items():
+                if submitted is None:
+                    self._core.on_lost(number)
+                else:
+                    self._core.on_task(number, submitted, accepted=True)
+                    self._bodies.keep(number, submitted)
         kept, _ = (await self._context.log.broker.ends([tasks]))[tasks]
         begin = max(kept, end - self._context.recipe.scheduler.duplicates_window)
         if begin >= end:
@@ -194,26 +236,59 @@ class SchedulerShard:
         """Writes starts as soon as they are allowed, several tasks in one transaction."""
         while True:
             self._wake.clear()
-            starts: list[EpisodeStarted] = []
-            while len(starts) < STARTS_A_TRANSACTION and (started := self._core.next_start(now())):
-                starts += started
-                for start in started:
-                    self._core.on_started(start)
+            chosen = self._choose()
             await self._note()
-            if starts:
-                await self._shard.send_all(starts)
+            if chosen:
+                await self._write_starts(chosen)
+            await self._record_waiting()
+            if chosen:
                 continue
             self._warn_of_silence(now())
+            limits = (self._core.wait_s(now()) or SILENCE_S, self._records.wait_s(now()))
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._core.wait_s(now()) or SILENCE_S):
+                async with asyncio.timeout(min(limit for limit in limits if limit is not None)):
                     await self._wake.wait()
+
+    def _choose(self) -> list[ChosenTask]:
+        """Chooses what starts in one transaction."""
+        chosen: list[ChosenTask] = []
+        episodes = 0
+        while episodes < STARTS_A_TRANSACTION and (one := self._core.choose(now())) is not None:
+            self._open[one.number] = self._shard.hold_positions()
+            chosen.append(one)
+            episodes += self._core.samples(one.number)
+        return chosen
+
+    async def _write_starts(self, chosen: Sequence[ChosenTask]) -> None:
+        tasks = await self._bodies.take([one.number for one in chosen])
+        starts = [
+            start
+            for one in chosen
+            for start in self._core.starts(one, tasks.get(one.number), now())
+        ]
+        await self._shard.send_all(starts)
+        for one in chosen:
+            self._records.on_started(one.number)
+
+    async def _record_waiting(self) -> None:
+        """Records which tasks wait, if that is due. No start may be under way."""
+        if not self._records.is_due(now(), self._read_below):
+            return
+        waiting = self._core.waiting()
+        if waiting is None:
+            return
+        topic = self._shard.partition.topic
+        record = self._records.make(topic, waiting, self._read_below, now())
+        held = self._shard.hold_positions()
+        await self._shard.send_all([record])
+        self._records.on_recorded(record, held)
 
     async def _note(self) -> None:
         QUEUED.set(self._core.queued)
         LIVE.set(self._core.live)
         for policy, room in self._core.room().items():
             ROOM.labels(policy).set(room)
-        if self._paused and self._core.queued < QUEUE_LOW:
+        if self._paused and self._core.queued < QUEUE_LOW and not self._undecided:
             self._paused = False
             await self._shard.resume()
 
@@ -228,8 +303,9 @@ class SchedulerShard:
             self._silent_since = inf
             logger.warning(
                 "tasks in which %s plays do not start: for %.0f s no inference worker of it has "
-                "reported its load. Does `headrace serve inference` run? If a service of your own "
-                "answers the prompts, set scheduler.require_reports = false",
+                "reported that it has slots. Does `headrace serve inference` run? Is a limit of "
+                "calls 0 (`headrace quota`)? If a service of your own answers the prompts, set "
+                "scheduler.require_reports = false",
                 " or ".join(silent),
                 SILENCE_S,
             )

@@ -11,6 +11,7 @@ import inspect
 import itertools
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import date, time
 from importlib.resources import files
 from pathlib import Path
@@ -21,6 +22,7 @@ from pydantic import BaseModel
 from headrace.errors import UsageError
 from headrace.services.base.plugins import load, with_options
 from headrace.services.base.reveal import reveal
+from headrace.services.tasks.per_task import read_settings
 from headrace.services.tasks.task_maker import Item
 
 TASKS = Path(str(files("headrace.infra"))) / "tasks"
@@ -103,18 +105,23 @@ def reasoning_gym(
         yield Item(f"{dataset}-{seed}-{index}", {**whole, "index": index})
 
 
-def jsonl(path: str, id_field: str = "id") -> Iterator[Item]:
+def jsonl(path: str, id_field: str = "id", task_field: str = "") -> Iterator[Item]:
     """Yields the JSON objects of a file, one from each line. The object is the item's payload.
 
     Options:
         path: The file, in JSON lines.
         id_field: The field with the item's id. An object without it gets its line number as id.
+        task_field: The field with what the item's task sets for itself: an object with keys such
+            as `environment`, `image`, `tenant`, `labels` and `artifacts`. It is not part of the
+            payload. Paths of files are relative to the folder of `path`. Absent: the recipe
+            decides everything, and each field is payload.
     """
     try:
         with open(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield _item(line, f"{path}:{number}", id_field, str(number))
+                    found = _item(line, f"{path}:{number}", id_field, str(number))
+                    yield _with_task(found, task_field, Path(path).parent, f"{path}:{number}")
     except OSError as error:
         raise UsageError(f"can't read the data set {path}: {error.strerror}") from error
 
@@ -131,6 +138,28 @@ def _item(line: bytes, location: str, id_field: str, fallback: str) -> Item:
     if not isinstance(payload, dict):
         raise UsageError(f"{location}: a line must be a JSON object")
     return Item(str(payload.get(id_field, fallback)), payload)
+
+
+def _with_task(item: Item, field: str, folder: Path, location: str) -> Item:
+    """Returns an item whose task sets for itself what a field of its payload says."""
+    if not field or field not in item.payload:
+        return item
+    payload = dict(item.payload)
+    task = payload.pop(field)
+    if not isinstance(task, dict):
+        raise UsageError(f"{location}: {field!r} must be an object with keys of a task")
+    if isinstance(files := task.get("artifacts"), dict):
+        found = {}
+        for name, one in files.items():
+            if isinstance(one, str):
+                path = (folder / one).resolve()  # a row may be anybody's, and so may a link
+                if not path.is_relative_to(folder.resolve()):
+                    raise UsageError(f"{location}: artifacts.{name}: {one!r} leads out of {folder}")
+                one = str(folder / one)
+            found[name] = one
+        task = {**task, "artifacts": found}
+    read_settings(task, location)  # a wrong key is reported with its line
+    return replace(item, payload=payload, task=task)
 
 
 def coding() -> Iterator[Item]:
@@ -157,7 +186,11 @@ def _shipped(name: str) -> Iterator[Item]:
 
 
 def hugging_face(
-    path: str, split: str = "train", name: str | None = None, id_field: str = "id"
+    path: str,
+    split: str = "train",
+    name: str | None = None,
+    id_field: str = "id",
+    task_field: str = "",
 ) -> Iterator[Item]:
     """Yields the rows of a data set of Hugging Face. A row is its item's payload.
 
@@ -171,6 +204,8 @@ def hugging_face(
         name: The configuration of the data set, if it has several, such as `main` of
             `openai/gsm8k`.
         id_field: The field with the item's id. A row without it gets its number as id.
+        task_field: The column with what the item's task sets for itself, as for `jsonl`. Paths of
+            files are relative to the current folder.
     """
     try:
         from datasets import load_dataset
@@ -182,7 +217,8 @@ def hugging_face(
         raise UsageError(f"can't load the data set {path}: {error}") from error
     for number, row in enumerate(rows):
         payload = {field: _json(value, f"{path}: column {field}") for field, value in row.items()}
-        yield Item(str(row.get(id_field, number)), payload)
+        item = Item(str(row.get(id_field, number)), payload)
+        yield _with_task(item, task_field, Path(), f"{path}: row {number}")
 
 
 def _json(value: Any, column: str) -> Any:

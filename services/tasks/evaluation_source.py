@@ -15,6 +15,7 @@ import itertools
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from headrace.errors import UsageError
@@ -24,6 +25,7 @@ from headrace.schemas.topics import POLICIES, RESULTS
 from headrace.services.base.concurrency import until_first
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.log_reader import CaughtUp, Start, follow_events
+from headrace.services.tasks.artifact_store import store_task_files
 from headrace.services.tasks.data_sets import items_of
 from headrace.services.tasks.source import submitted_by
 from headrace.services.tasks.task_maker import Item, TaskMaker
@@ -60,7 +62,8 @@ class _Rounds:
             recipe = recipe.model_copy(update={"tasks": tasks})
         self._context = context
         self._evaluation = evaluation
-        self._maker = TaskMaker(recipe, SOURCE)
+        store = partial(store_task_files, context.blobs, recipe.artifacts)
+        self._maker = TaskMaker(recipe, SOURCE, store)
         self._trains = {
             name: recipe.policies[name].training is not None
             for name in set(recipe.tasks.roles.values())
@@ -109,7 +112,7 @@ class _Rounds:
         for position, item in enumerate(self._items()):
             task_id = f"{version}-{position}"
             if task_id not in self._submitted:
-                task = self._task(item, task_id, version)
+                task = await self._task(item, task_id, version)
                 self._submitted[task_id] = (await self._context.log.send(task)).offset
         logger.info("submitted the evaluation of version %d", version)
 
@@ -117,8 +120,8 @@ class _Rounds:
         items = items_of(*data_set_of(self._context.recipe, self._evaluation))
         return itertools.islice(items, self._evaluation.items)
 
-    def _task(self, item: Item, task_id: str, version: int) -> TaskSubmitted:
-        made = self._maker.make(item, task_id)
+    async def _task(self, item: Item, task_id: str, version: int) -> TaskSubmitted:
+        made = await self._maker.make_async(item, task_id)
         roles = {role: self._pinned(use, version) for role, use in made.roles.items()}
         changes = {"purpose": "evaluate", "samples": self._evaluation.samples, "roles": roles}
         return made.model_copy(update={**changes, "minimum": 1})

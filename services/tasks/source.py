@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 
 from headrace.schemas.events import EpisodeStarted, TaskSubmitted
 from headrace.schemas.topics import EPISODES, TASKS
@@ -27,12 +28,19 @@ from headrace.services.log.log_reader import (
     follow_events,
     read_events,
 )
+from headrace.services.tasks.artifact_store import store_task_files
 from headrace.services.tasks.curation.choose_items import STATE
 from headrace.services.tasks.curation.curated_source import CuratedSource, Submit
 from headrace.services.tasks.data_sets import items_by_epoch
 from headrace.services.tasks.league import LeagueTasks
 from headrace.services.tasks.task_maker import Item, TaskMaker
-from headrace.services.tasks.warm_start import demonstrating, demonstrations, until_learned
+from headrace.services.tasks.warm_start import (
+    DEMONSTRATED,
+    demonstrating,
+    demonstrations,
+    until_learned,
+)
+from headrace.services.worker.open_episodes import recorded_waiting
 from headrace.services.worker.service_context import ServiceContext
 
 logger = logging.getLogger(__name__)
@@ -89,6 +97,7 @@ class _Source:
         self._context = context
         self._league = league
         self._log = context.log
+        self._store = partial(store_task_files, context.blobs, context.recipe.artifacts)
         self._submitted = submitted.numbers
         self._newest = submitted.newest
         self._waiting = deque(sorted(submitted.numbers.values()))
@@ -106,13 +115,13 @@ class _Source:
         """
         recipe, tasks = self._context.recipe, self._context.recipe.tasks
         if (warm := recipe.warm_start) is not None:
-            maker = TaskMaker(demonstrating(recipe, warm), SOURCE)
+            maker = TaskMaker(demonstrating(recipe, warm), SOURCE, self._store, DEMONSTRATED)
             submitted = self._submit(maker, demonstrations(recipe, warm), self._send)
             numbers = [number async for number in submitted]
             logger.info("submitted %d tasks to demonstrate", len(numbers))
             await until_learned(self._context, numbers)
             logger.info("the policies have learned the demonstrations; now they learn by reward")
-        maker = TaskMaker(recipe, SOURCE)
+        maker = TaskMaker(recipe, SOURCE, self._store)
         if recipe.curating_policy is not None:
             curated = CuratedSource(self._context, maker, self._submitted, self._newest)
             await curated.run(self._room, self._send_with_opponents)
@@ -130,7 +139,7 @@ class _Source:
             number = self._submitted.get(task_id)
             if number is None:
                 await self._room()
-                number = await send(maker.make(item, task_id, epoch))
+                number = await send(await maker.make_async(item, task_id, epoch))
             yield number
 
     async def _room(self) -> None:
@@ -159,8 +168,12 @@ class _Source:
         tasks = topics.partition(TASKS)
         scheduler = self._context.consumer_group("scheduler")
         done = (await self._log.broker.committed(scheduler, [tasks])).get(tasks)
-        if done is not None:  # these have started; retention may have deleted their starts
-            self._started = done.offset - 1
+        if done is not None:  # retention may have deleted their starts
+            record = await recorded_waiting(self._log)
+            waiting = set(self._waiting)
+            runs = record.runs() if record is not None else ()
+            first = next((one for run in runs for one in run if one in waiting), done.offset)
+            self._started = min(first, done.offset) - 1
         partitions = topics.partitions_of(EPISODES)
         # This many records contain the last start in order, and all refused tasks after it.
         back = Back(TAIL + 2 * len(self._waiting))
@@ -186,10 +199,12 @@ class _Source:
 
     def _on_started(self, started: EpisodeStarted) -> bool:
         """Notes a start. Returns whether it is in order: then all of our tasks before it have
-        started. The scheduler starts all tasks with our purpose in order, unless it refuses one.
+        started. The scheduler starts all tasks with our purpose and tenant in order, unless it
+        refuses one.
         """
-        purpose = self._context.recipe.tasks.purpose
-        in_order = started.verdict is None and started.submitted.purpose == purpose
+        tasks, submitted = self._context.recipe.tasks, started.submitted
+        ours = (submitted.purpose, submitted.tenant) == (tasks.purpose, tasks.tenant)
+        in_order = started.verdict is None and ours
         if in_order:
             self._started = max(self._started, started.task)
         elif started.submitted.source == SOURCE and started.task > self._started:

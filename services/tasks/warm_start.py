@@ -34,6 +34,10 @@ def demonstrations(recipe: Recipe, settings: WarmStart) -> Iterator[tuple[str, i
         yield WARM_START + task_id, epoch, item
 
 
+DEMONSTRATED = ("agent", "samples", "minimum", "purpose")
+"""What the items of a warm start can't set for themselves."""
+
+
 def demonstrating(recipe: Recipe, settings: WarmStart) -> Recipe:
     """Returns the recipe with the settings of the tasks that are demonstrated."""
     changes = {"agent": settings.agent, "samples": settings.samples, "minimum": 1}

@@ -1,7 +1,8 @@
-"""What a commit stores beside its offset: side partitions' positions, and a count of owners.
+"""What a commit stores beside its offset: positions, a count of owners, and what is done after it.
 
-The text is the list of positions, in the order of their partitions, for example `[3,7]`. If owners
-are counted, it is `{"at":[3,7],"owners":2}`.
+The text is the list of the side partitions' positions, in the order of the partitions, for example
+`[3,7]`. If owners are counted, it is `{"at":[3,7],"owners":2}`. If all records before offset 90 are
+done but for those that are held for long, it has `"done":90`, too.
 """
 
 from __future__ import annotations
@@ -22,13 +23,17 @@ class CommitMetadata:
     """Side partition to its position when the committed record was first read."""
     owners: int = 0
     """Owners that worked on the open records and did not release the partition cleanly."""
+    done: int = 0
+    """Records before this offset are done, but for those that are held for long."""
 
     def text(self) -> str:
         """The metadata as text. Raises HeadraceError if it is longer than a broker accepts."""
         offsets = [self.positions[each] for each in sorted(self.positions)]
         text = f"[{','.join(map(str, offsets))}]"
-        if self.owners:
-            text = f'{{"at":{text},"owners":{self.owners}}}'
+        if self.owners or self.done:
+            counts = {"owners": self.owners, "done": self.done}
+            more = "".join(f',"{name}":{count}' for name, count in counts.items() if count)
+            text = f'{{"at":{text}{more}}}'
         if len(text) > METADATA_LIMIT:
             raise HeadraceError(
                 f"The positions of {len(offsets)} side partitions need {len(text)} bytes of commit "
@@ -45,11 +50,13 @@ def read_metadata(metadata: str, partitions: Sequence[Partition]) -> CommitMetad
     if not metadata:
         return CommitMetadata(dict.fromkeys(partitions, 0))
     content = json.loads(metadata)
-    offsets, owners = (content, 0) if isinstance(content, list) else content.values()
+    if isinstance(content, list):
+        content = {"at": content}
+    offsets, owners, done = content["at"], content.get("owners", 0), content.get("done", 0)
     if len(offsets) != len(partitions):
         raise HeadraceError(
             f"A commit has the positions of {len(offsets)} side partitions, but this worker reads "
             f"{len(partitions)}. It was written by a run of another recipe or with another number "
             f"of partitions. Use another --namespace."
         )
-    return CommitMetadata(dict(zip(sorted(partitions), offsets, strict=True)), owners)
+    return CommitMetadata(dict(zip(sorted(partitions), offsets, strict=True)), owners, done)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.schemas.recipe.recipe import Recipe
@@ -27,6 +27,12 @@ class ServiceContext:
     drain and return within 10 s."""
     ending: asyncio.Event
     """Set when the run is ending: the source stops, and all open work ends as cancelled."""
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the worker shall finish what it has, take nothing new, and then return by itself.
+    Only an inference worker drains. `stopping` may be set meanwhile."""
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once the worker can be used. An inference worker sets it when it has loaded its weights;
+    for every other service it is set before the service runs."""
 
     @property
     def namespace(self) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headrace.schemas.events import Event, Ref
 from headrace.services.kafka.broker import FencedWriter, Partition, Subscription
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.worker.open_records import OpenRecords
+from headrace.services.worker.open_records import HeldPositions, OpenRecords
 
 CLOSE_S = 3.0
 """Seconds that a shard may take to close, and again for the sends that are under way."""
@@ -56,16 +57,20 @@ class ShardContext:
     deaths: int = 0
     """How many owners before this one died, one after the other, with records open that are still
     open. 0 if the worker does not count deaths."""
+    done_below: int = 0
+    """Records before this offset are done, but for those that are held for long."""
 
     def __post_init__(self) -> None:
         self.open_records = OpenRecords()
         """For the host. A shard uses `hold`."""
         self.caught_up = False
-        self.begun_below = 0
-        """An earlier owner may have acted on the main records before this offset, although this
-        owner reads them only after it has caught up. What they caused lies behind the positions
-        that this owner started at. If side partitions come first, the shard sets this at the
-        start of `on_caught_up`."""
+        self.held_positions = HeldPositions()
+        """For the host. A shard uses `hold_positions`."""
+        self.writing = False
+        """Whether a transaction of the sole writer is under way."""
+        self._turn = asyncio.Lock()
+        self.on_written: Callable[[Sequence[Ref]], None] = lambda _: None
+        """For the host: takes the records that the sole writer has written."""
         self._open = True
         self._tasks: set[asyncio.Task[Any]] = set()
         self._sending = 0
@@ -85,28 +90,60 @@ class ShardContext:
     async def send_all(self, events: Sequence[Event]) -> list[Ref]:
         """Writes events in one transaction. Only the shard of a sole writer may do this."""
         assert self.writer is not None
-        with self._under_way():
-            return await self.log.send_all(self.writer, events)
+        async with self._turn:  # Positions are noted only between two transactions.
+            self.writing = True
+            try:
+                with self._under_way():
+                    refs = await self.log.send_all(self.writer, events)
+            finally:
+                self.writing = False
+            self.on_written(refs)
+            return refs
 
-    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Runs a coroutine that is cancelled with the shard. Its error ends the worker."""
-        task = asyncio.create_task(work, name=name)
+    def spawn(
+        self, work: Coroutine[Any, Any, Any], name: str, trace: Context | None = None
+    ) -> asyncio.Task[Any]:
+        """Runs a coroutine that is cancelled with the shard. Its error ends the worker.
+
+        It runs in the context `trace`, or in a copy of the caller's.
+        """
+        task = asyncio.create_task(work, name=name, context=trace)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
         return task
 
-    def hold(self, delivery: Delivery[Event]) -> Callable[[], None]:
+    @property
+    def is_open(self) -> bool:
+        """Whether the shard may still send."""
+        return self._open
+
+    def adopt(self, task: asyncio.Task[Any]) -> None:
+        """Has a task cancelled with the shard. Whoever started it takes its error."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def hold(self, delivery: Delivery[Event], *, long: bool = False) -> Callable[[], None]:
         """Keeps a main record open until the returned function is called.
 
-        The function does nothing after a revocation: the next owner reads the record again.
+        The function does nothing after a revocation: the next owner reads the record again. With
+        `long`, the next owner learns which of the records after it are done (`done_below`).
         """
-        release = self.open_records.hold(delivery.offset)
+        release = self.open_records.hold(delivery.offset, long=long)
 
         def release_if_open() -> None:
             if self._open:
                 release()
 
         return release_if_open
+
+    def hold_positions(self) -> Callable[[], None]:
+        """Keeps the commit from passing the side partitions' positions as of now.
+
+        It ends when the returned function is called. While the shard catches up, these are the
+        positions at the assignment. Of a partition that the shard itself writes, as the sole
+        writer, the position is behind all that it has written.
+        """
+        return self.held_positions.hold()
 
     async def pause(self) -> None:
         """Pauses the main partition. Records that were fetched may still come."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client import Counter
 
+from headrace.schemas.events import Ref
 from headrace.services.kafka.broker import Committed, End, Partition, Record
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import reached
@@ -38,6 +39,9 @@ class ShardHost:
     side_partitions: Sequence[Partition]
     commit: Callable[[Mapping[Partition, Committed]], Awaitable[None]] | None = None
     """Commits at once. Given if deaths are counted: an owner counts itself before it works."""
+    others_end: int = 0
+    """End of the main partition at the assignment. Earlier owners may have worked on what is before
+    it, so what followed from these records may lie anywhere behind the assignment's positions."""
     intake: asyncio.Queue[Record | End] = field(
         default_factory=lambda: asyncio.Queue(maxsize=INTAKE)
     )
@@ -57,6 +61,8 @@ class ShardHost:
         self._begun: Mapping[Partition, int] = dict(self.positions)
         """The positions at the assignment."""
         self._noted = self._begun
+        self.context.held_positions.now = self._begun
+        self.context.on_written = self._on_written
         self._deaths = self.context.deaths
         self._end_at_start: int | None = None
         """The end of the main partition when the shard started to work. A record that crashed
@@ -92,15 +98,13 @@ class ShardHost:
             if self.commit is not None:
                 await self.commit({self.context.partition: self.to_commit()})
             self.context.caught_up = True
-            self._noted = dict(self.positions)
+            self._note()
             await self.shard.on_caught_up()
 
     async def _on_record(self, record: Record) -> None:
         done: Callable[[], None] | None = None
         if record.partition == self.context.partition:
-            begun = record.offset < self.context.begun_below
-            positions = self._begun if begun else self._noted
-            done = self.context.open_records.begin(record.offset, positions)
+            done = self.context.open_records.begin(record.offset, self._noted)
         delivery = await self.log.decode_or_dead_letter(record)
         if delivery is not None:
             enter_trace(delivery.traceparent)
@@ -119,8 +123,20 @@ class ShardHost:
             self._next_offset = max(self._next_offset, position)
         elif item.partition in self.positions and position > self.positions[item.partition]:
             self.positions[item.partition] = position
-            if self.context.caught_up:
-                self._noted = dict(self.positions)
+            # What follows from a record must not be noted as handled before the record itself is.
+            if self.context.caught_up and not self.context.writing:
+                self._note()
+
+    def _on_written(self, refs: Sequence[Ref]) -> None:
+        """Passes what this sole writer has written itself: nobody else writes there."""
+        for ref in refs:
+            written = Partition(ref.topic, ref.partition)
+            if ref.offset >= self.positions.get(written, ref.offset + 1):
+                self.positions[written] = ref.offset + 1
+        self._note()
+
+    def _note(self) -> None:
+        self._noted = self.context.held_positions.now = dict(self.positions)
 
     def to_commit(self) -> Committed:
         """What to commit: the oldest open record, or the next record to read."""
@@ -129,9 +145,17 @@ class ShardHost:
             offset, positions = oldest.offset, oldest.positions
         else:
             offset = self._next_offset
-            begun = not self.context.caught_up or offset < self.context.begun_below
-            positions = self._begun if begun else self.positions
-        return Committed(offset, CommitMetadata(positions, self._owners(offset)).text())
+            positions = self._noted
+        held = self.context.held_positions.oldest()
+        if held is not None and any(held[each] < at for each, at in positions.items()):
+            positions = held
+        if offset < self.others_end:
+            positions = self._begun
+        brief = self.context.open_records.oldest_brief()
+        done = self._next_offset if brief is None else brief
+        done = max(done, self.context.done_below)
+        metadata = CommitMetadata(positions, self._owners(offset), done if done > offset else 0)
+        return Committed(offset, metadata.text())
 
     def _owners(self, offset: int) -> int:
         """How many owners worked on the records from `offset` on and did not release them.

@@ -116,6 +116,9 @@ class Worker:
                 await subscription.close()
             finally:
                 running[0].cancel()
+                # If the log is gone, closing the subscription releases no partitions.
+                left = [self._hosts.pop(each) for each in list(self._hosts)]
+                await asyncio.gather(*(host.close(lost=True) for host in left))
                 await self._reader.close()
                 await asyncio.gather(*running, stop, return_exceptions=True)
                 if not self._failed.cancel():
@@ -128,6 +131,11 @@ class Worker:
     def unhandled(self, topic: str) -> int:
         """Returns how many records of the main topic were read and have not reached a shard."""
         return sum(host.unhandled for each, host in self._hosts.items() if each.topic == topic)
+
+    def open_records(self) -> int:
+        """Returns how many main records were read and are not done."""
+        hosts = self._hosts.values()
+        return sum(host.unhandled + len(host.context.open_records) for host in hosts)
 
     def _fail(self, error: BaseException) -> None:
         """Ends the worker with this error. If there are several, the first one is raised."""
@@ -149,6 +157,8 @@ class Worker:
                 host = owners[item.partition]
                 if host is not None:
                     await host.take(item)
+            # A batch may have 8 MiB, and the next one may be long in coming.
+            items, owners = [], {}
 
     async def _commit_regularly(self, subscription: Subscription) -> None:
         while True:
@@ -195,12 +205,26 @@ class Worker:
         assert self._subscription is not None
         subscription, offset = self._subscription, committed.offset
         context = ShardContext(
-            self.log, subscription, self._fail, partition, offset, writer, metadata.owners
+            self.log,
+            subscription,
+            self._fail,
+            partition,
+            offset,
+            writer,
+            metadata.owners,
+            metadata.done,
         )
         side_partitions = list(starts)
         commit = subscription.commit if self.count_deaths else None
         host = ShardHost(
-            self.log, context, self.make_shard(context), positions, behind, side_partitions, commit
+            self.log,
+            context,
+            self.make_shard(context),
+            positions,
+            behind,
+            side_partitions,
+            commit,
+            others_end=ends.get(partition, 0),
         )
         self._hosts[partition] = host
         self._readers |= dict.fromkeys(side_partitions, host)

@@ -17,6 +17,7 @@ from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import OBSERVATIONS, Topics
 from headrace.services.base.clock import now_ms
+from headrace.services.base.shown import shown
 from headrace.services.base.types import TaskView
 from headrace.services.env import service
 from headrace.services.kafka.broker import Partition
@@ -61,6 +62,8 @@ class Stage:
         self._workers: list[tuple[ServiceContext, asyncio.Task[None]]] = []
         self._log = self._open("stage")
         self._index = -1
+        self._seen: bytes | None = None
+        """Digest of the last answer."""
 
     @asynccontextmanager
     async def played(self) -> AsyncIterator[Stage]:
@@ -103,7 +106,7 @@ class Stage:
         self, task: int = 0, seed: int = 0, payload: Mapping[str, Any] | None = None, **more: Any
     ) -> ObservationRecorded:
         """Begins an episode. `more` goes over the event's fields."""
-        self._index = -1
+        self._index, self._seen = -1, None
         return await self._ask("reset", payload or {}, task=task, seed=seed, **more)
 
     async def step(self, action: str, task: int = 0, **more: Any) -> ObservationRecorded:
@@ -119,6 +122,7 @@ class Stage:
         while True:
             answer = await asyncio.wait_for(self._answers.get(), ANSWER_S)
             if answer.index == self._index:
+                self._seen = shown(answer)
                 return answer
 
     async def _send(self, kind: str, payload: Mapping[str, Any], **more: Any) -> None:
@@ -132,8 +136,9 @@ class Stage:
             "payload": json.dumps(payload),
             "expires_at": now_ms() + 600_000,
             "digest": bytes(16),
+            "after": self._seen,
         }
-        await self._log.send(ActionRequested(**{**fields, **more}))
+        await self._log.send(ActionRequested(**{**fields, **more}), 0)
 
     async def _hear(self, reader: EventStream) -> None:
         async for item in reader:

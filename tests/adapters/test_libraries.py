@@ -18,6 +18,7 @@ from headrace.schemas.events import EnvironmentUse
 from headrace.services.base.types import Observation
 from headrace.services.env.environment import Claim
 from headrace.services.env.libraries.libraries_setup import LibrarySetup
+from headrace.services.env.slots import EnvironmentSlots
 from headrace.services.tasks.data_sets import reasoning_gym
 from tests.adapters.stage import Stage, recipe, view
 
@@ -35,7 +36,7 @@ def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(use: str, options: Mapping[str, Any], test: Any, *, within_s: float = 120.0) -> Any:
     async def main() -> Any:
-        setup = LibrarySetup(use, options, asyncio.Semaphore(8))
+        setup = LibrarySetup(use, options, EnvironmentSlots(8))
         try:
             await setup.open()
             return await asyncio.wait_for(test(setup), within_s)
@@ -252,9 +253,10 @@ KILLED = """
 import asyncio, sys
 sys.path.insert(0, {root!r})
 from headrace.services.env.libraries.libraries_setup import LibrarySetup
+from headrace.services.env.slots import EnvironmentSlots
 
 async def main():
-    made = LibrarySetup("tests.adapters.odd:Odd", {{}}, asyncio.Semaphore(1))
+    made = LibrarySetup("tests.adapters.odd:Odd", {{}}, EnvironmentSlots(1))
     await made.open()
     print(made.process._process.pid, flush=True)
     await made.process.ask("step", None, name="x", action="hang")

@@ -8,11 +8,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from headrace.services.namespace.cluster_config import ClusterConfig
+from tests.bench.dashboard import dashboard
 from tests.bench.deployment import a_stack
+from tests.bench.env_pools import env_pools
 from tests.bench.episodes import live_episodes, null_episodes
 from tests.bench.items import item_statistics
 from tests.bench.pools import pools
 from tests.bench.programs import programs
+from tests.bench.ramp import ramp, short_ramp
 from tests.bench.report import Figure, print_figures
 from tests.bench.trajectories import durable_trajectories
 from tests.bench.weights import weight_deltas
@@ -25,6 +28,10 @@ BENCHMARKS: dict[str, Callable[[ClusterConfig, float], Coroutine[Any, Any, list[
     "programs": programs,
     "items": item_statistics,
     "pools": pools,
+    "ramp": ramp,
+    "short-ramp": short_ramp,
+    "env_pools": env_pools,
+    "dashboard": dashboard,
 }
 
 

@@ -1,6 +1,6 @@
 """`python -m tests.bench.closed_loop [RECIPE...]`: scheduler, episodes, batches, trainer: a loop.
 
-It runs the real `SchedulerCore` and `BatchAssembler` in virtual time, with episodes of log-normal
+It runs the real `WholeCore` and `BatchAssembler` in virtual time, with episodes of log-normal
 length and a trainer that takes a fixed time. It needs no Kafka. For each recipe it prints how full
 the batches are, how many samples go stale, whether long episodes are trained on as often as short
 ones, and the rate beside that of the same loop in which a batch never waits for a live group.
@@ -30,10 +30,10 @@ from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.inference.serving import LOAD_WAIT_S
 from headrace.services.namespace.cluster_config import read_recipe
-from headrace.services.scheduler.core import SchedulerCore
 from headrace.stream_jobs.batches import BatchAssembler
 from tests.bench.loop_world import LoopResult, World
 from tests.bench.report import Figure, print_figures
+from tests.whole_core import WholeCore
 
 POLICY = "default"
 RECIPES = ("quickstart", "frozen-lake-maps", "reasoning-gym", "qwen3-0-6b-vllm", "mini-swe")
@@ -55,7 +55,7 @@ class Loop:
         self._world = world
         self._samples = recipe.tasks.samples
         limits = recipe.scheduler.model_copy(update={"require_reports": False})
-        self._core = SchedulerCore(recipe.model_copy(update={"scheduler": limits}))
+        self._core = WholeCore(recipe.model_copy(update={"scheduler": limits}))
         self._assembler = BatchAssembler(recipe, POLICY)
         self._random = random.Random(world.seed)
         long = random.Random(-world.seed - 1)

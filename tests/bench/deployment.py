@@ -25,8 +25,8 @@ from headrace.services.namespace.connect import connect
 from headrace.services.operate.processes import headrace_command
 from headrace.services.operate.run.supervisor import ChildSpec, Supervisor
 
-START_S = 60.0
-"""A service has joined its consumer group by then."""
+START_S = 300.0
+"""A service has joined its consumer group by then, even on a busy machine."""
 
 
 @contextmanager

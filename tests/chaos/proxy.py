@@ -13,6 +13,10 @@ class Proxy:
     def __init__(self, target: int) -> None:
         self.delay_s = 0.0
         """Seconds that bytes of either direction take longer."""
+        self.bytes_per_s: float | None = None
+        """What the link lets through in each direction, over all connections. None: everything."""
+        self._free_at = [0.0, 0.0]
+        """When the link has sent what it has, to the broker and from it."""
         self.port = 0
         self._target = target
         self._mute = False
@@ -40,6 +44,13 @@ class Proxy:
         """Ends that. The connections are reset: what is left of a reply can't be understood."""
         self._mute = False
         self.cut()
+
+    def send(self, size: int, now_s: float, *, back: bool) -> float:
+        """Returns when the link has sent so many bytes."""
+        if self.bytes_per_s is None:
+            return now_s
+        self._free_at[back] = max(now_s, self._free_at[back]) + size / self.bytes_per_s
+        return self._free_at[back]
 
     async def close(self) -> None:
         """Listens no more and resets every connection."""
@@ -88,11 +99,12 @@ class _Side(asyncio.Protocol):
             self._early.append(data)
         elif self._from_broker and self._proxy._mute:
             return
-        elif self._proxy.delay_s or self._delayed:
+        elif self._proxy.delay_s or self._proxy.bytes_per_s or self._delayed:
             loop = asyncio.get_running_loop()
             # Never before what came before it, though the delay may have shrunk since.
             last = self._delayed[-1][0] if self._delayed else 0.0
-            self._delayed.append((max(last, loop.time() + self._proxy.delay_s), data))
+            sent_s = self._proxy.send(len(data), loop.time(), back=self._from_broker)
+            self._delayed.append((max(last, sent_s + self._proxy.delay_s), data))
             if len(self._delayed) == 1:
                 loop.call_at(self._delayed[0][0], self._write_due)
         else:

@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 
 from headrace.schemas.events import BatchAssembled, EpisodeEnded, EpisodeStarted, Event, GroupClosed
 from headrace.services.log.event_log import Delivery
+from headrace.services.operate.verify.invariants.log_facts import Facts
+from headrace.services.operate.verify.log_report import LogReport
 from tests.chaos.watch import Gap
-from tests.checker import Facts, Report
 
 GAP_BAR_S = 10.0
 """The 99th percentile that a worker's gap is to keep."""
@@ -158,7 +159,7 @@ def endings(deliveries: Iterable[Delivery[Event]]) -> dict[str, int]:
     return counted
 
 
-def summary(report: Report) -> dict[str, int]:
+def summary(report: LogReport) -> dict[str, int]:
     """The checker's figures under this report's names."""
     return {
         "tasks": report.tasks,

@@ -16,6 +16,10 @@ from random import Random
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.namespace.run_life import enter
+from headrace.services.operate.verify.invariants import limit_checks
+from headrace.services.operate.verify.invariants.log_facts import Facts
+from headrace.services.operate.verify.log_report import examine
+from headrace.services.operate.verify.verify import read_all
 from tests.chaos import report
 from tests.chaos.deploy import deployed, where_in
 from tests.chaos.injections import (
@@ -27,7 +31,6 @@ from tests.chaos.injections import (
     kill,
     write_rates,
 )
-from tests.checker import Facts, examine, limits, read_all
 
 logger = logging.getLogger("chaos")
 
@@ -248,7 +251,7 @@ async def _judge(chaos: Chaos, seconds: float) -> report.Outcome:
         found = examine(life.recipe(), deliveries, settled=True, undecodable=undecodable)
         ahead: list[str] = []
         if "clock-jump" not in world.counts:  # The times of records show who went ahead.
-            judged = limits.check(Facts.of(deliveries), life.recipe())
+            judged = limit_checks.check(Facts.of(deliveries), life.recipe())
             ahead = [line for line in judged if "is ahead of" in line]
     lost, doubled = report.losses(deliveries)
     gaps = world.watch.gaps

@@ -25,9 +25,9 @@ from headrace.services.log.log_reader import WHOLE, read_events, read_records
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.run.children import services_of
+from headrace.services.operate.verify.verify import check_namespace
 from headrace.services.tasks.curation.item_statistics import ItemStatistics
 from headrace.services.tasks.curation.read_items import read_items
-from tests.checker import check_namespace
 from tests.commands import cluster_variables, run_command
 from tests.e2e import harness
 from tests.e2e.test_kill_each_process import assert_whole, kill_and_see_them_replaced

@@ -24,7 +24,9 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.lookup import open_namespace
-from tests.checker import Facts, examine, read_all
+from headrace.services.operate.verify.invariants.log_facts import Facts
+from headrace.services.operate.verify.log_report import examine
+from headrace.services.operate.verify.verify import read_all
 from tests.e2e import harness
 
 CLIENTS = Path(__file__).with_name("clients.py")
@@ -220,7 +222,9 @@ async def play_at_once(base_url: str) -> None:
     from openai import AsyncOpenAI
 
     all_have_played = asyncio.Barrier(CLIENTS_AT_ONCE)
-    async with AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0) as gateway:
+    # The package allows 5 s for a connection, and this process alone makes 200 of them.
+    patient = AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0, timeout=BOUND_S)
+    async with patient as gateway:
 
         async def play(reward: int) -> None:
             taken: Any = await gateway.post("/episodes/take", cast_to=object, body={})

@@ -16,7 +16,8 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.operate.run.children import services_of
-from tests.checker import Report, check_namespace
+from headrace.services.operate.verify.log_report import LogReport
+from headrace.services.operate.verify.verify import check_namespace
 from tests.e2e import harness
 
 KILLS = (
@@ -48,7 +49,7 @@ async def kill_and_see_them_replaced(
     print(f"{'':<17} version  {time.time() - killed_at:5.1f} s")
 
 
-def assert_whole(report: Report) -> None:
+def assert_whole(report: LogReport) -> None:
     print(report)
     assert report.violations == []
     assert report.undecodable == 0

@@ -10,7 +10,9 @@ from headrace.infra import local
 from headrace.schemas.events import EpisodeEnded
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.lookup import open_namespace
-from tests.checker import Facts, examine, read_all
+from headrace.services.operate.verify.invariants.log_facts import Facts
+from headrace.services.operate.verify.log_report import examine
+from headrace.services.operate.verify.verify import read_all
 from tests.e2e import harness
 
 RECIPE = harness.RECIPES / "killers.toml"

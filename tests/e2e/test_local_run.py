@@ -11,7 +11,8 @@ from headrace.infra import local
 from headrace.infra.local import stack_record as record
 from headrace.schemas.topics import Topics
 from headrace.services.namespace.cluster_config import ClusterConfig
-from tests.checker import Report, check_namespace
+from headrace.services.operate.verify.log_report import LogReport
+from headrace.services.operate.verify.verify import check_namespace
 from tests.e2e import harness
 
 RECIPE = harness.RECIPES / "frozen-lake.toml"
@@ -27,7 +28,7 @@ def bootstrap_servers(state: Path) -> str:
     return stack.bootstrap_servers
 
 
-def check(state: Path, *, drained: bool = True) -> Report:
+def check(state: Path, *, drained: bool = True) -> LogReport:
     """Starts the stack again, on the log that is there, and checks that."""
     stack = local.up(state, kafka_port=0, registry_port=0)
     try:

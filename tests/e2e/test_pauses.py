@@ -16,7 +16,7 @@ import pytest
 from headrace.infra import local
 from headrace.infra.local.detached import free_port
 from headrace.services.namespace.cluster_config import ClusterConfig
-from tests.checker import check_namespace
+from headrace.services.operate.verify.verify import check_namespace
 from tests.e2e import harness
 
 RECIPE = harness.RECIPES / "frozen-lake.toml"

@@ -12,7 +12,8 @@ from headrace.schemas.packed import unpack_i32
 from headrace.schemas.topics import Topics
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
-from tests.checker import Facts, check_namespace, read_all
+from headrace.services.operate.verify.invariants.log_facts import Facts
+from headrace.services.operate.verify.verify import check_namespace, read_all
 from tests.e2e import harness, qwen3
 
 VERSIONS = 4

@@ -16,7 +16,7 @@ from headrace.schemas.topics import BATCHES, Topics
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.replay.recording import read_topic
-from tests.checker import check_namespace
+from headrace.services.operate.verify.verify import check_namespace
 from tests.commands import cluster_variables
 from tests.e2e import harness
 

@@ -18,7 +18,7 @@ from headrace.schemas.topics import Topics
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
 from headrace.services.namespace.run_life import enter
-from tests.checker import check_namespace
+from headrace.services.operate.verify.verify import check_namespace
 from tests.e2e import harness
 
 RECIPE = harness.RECIPES / "slow-environments.toml"

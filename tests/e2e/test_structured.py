@@ -17,7 +17,9 @@ from headrace.schemas.events import (
 )
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
-from tests.checker import Facts, examine, read_all
+from headrace.services.operate.verify.invariants.log_facts import Facts
+from headrace.services.operate.verify.log_report import examine
+from headrace.services.operate.verify.verify import read_all
 from tests.e2e import harness
 
 RECIPE = harness.RECIPES / "structured.toml"

@@ -8,10 +8,11 @@ from random import Random
 
 from headrace.errors import DecodeError
 from headrace.schemas.events import TaskEnded
-from headrace.schemas.topics import BATCHES, DEAD_LETTERS, EPISODES, INSTANCES, QUOTAS
+from headrace.schemas.topics import BATCHES, DEAD_LETTERS, EPISODES, INSTANCES, QUOTAS, WAITING
 from headrace.services.kafka.broker import Outgoing, Partition, Record
 from headrace.services.log.event_log import EventLog
-from tests.checker import Facts, read_all
+from headrace.services.operate.verify.invariants.log_facts import Facts
+from headrace.services.operate.verify.verify import read_all
 from tests.fuzz.strange import strange_event, strange_value
 from tests.simulation import virtual_time
 from tests.simulation.chronicle import Chronicle
@@ -62,17 +63,17 @@ async def _strange_record(chance: Random, log: EventLog) -> Outgoing:
     if placed.topic is QUOTAS:  # an operator may stop the tenant of the run's own tasks
         event = event.model_copy(update={"tenant": "a stranger"})
     value = log.outgoing(event).value
-    if placed.topic is BATCHES:
+    if placed.topic in (BATCHES, WAITING):
         value = await _no_event(chance, log, placed.name, value)
     elif chance.random() < 0.5:
         value = strange_value(chance, value)
     return Outgoing(placed.name, event.key, value, partition=chance.randrange(placed.partitions))
 
 
-async def _no_event(chance: Random, log: EventLog, topic: str, batch: bytes) -> bytes:
-    """Bytes that are no batch: one is an order to the trainer, for one writer alone to give."""
+async def _no_event(chance: Random, log: EventLog, topic: str, valid: bytes) -> bytes:
+    """Bytes that are no event: a valid one is an order, for one writer alone to give."""
     while True:
-        value = strange_value(chance, batch)
+        value = strange_value(chance, valid)
         try:
             await log.decode(Record(Partition(topic, 0), 0, 0.0, None, value, []))
         except DecodeError:

@@ -1,4 +1,4 @@
-"""A broker with ACLs: what `prune` sees of it, and what it leaves alone."""
+"""A broker with ACLs: what `prune` sees of it and leaves alone, and what `doctor` says of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,12 @@ from headrace.infra.local import kafka_server
 from headrace.infra.local.detached import free_port
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
+from headrace.services.namespace.apply import apply
+from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
+from headrace.services.namespace.connect import connect
+from headrace.services.namespace.lookup import topics_of
+from headrace.services.operate.doctor.doctor import diagnose
+from headrace.services.operate.doctor.finding import Finding
 from tests.unit.operate.prune.shared_cluster import SharedCluster
 
 LIMIT_S = 90
@@ -32,8 +39,10 @@ TEAM = {
 
 
 @pytest.fixture
-def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, str]]:
-    """A broker with an authorizer: its addresses for a super user, and for the user `team`."""
+def guarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[local.LocalStack, str]]:
+    """A stack whose broker has an authorizer, and the broker's address for the user `team`."""
     render, port = kafka_server.render_properties, free_port()
 
     def with_authorizer(plain: int, controller: int, log_folder: str) -> str:
@@ -55,12 +64,15 @@ def guarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[s
     monkeypatch.setattr(kafka_server, "render_properties", with_authorizer)
     state = tmp_path / "stack"
     stack = local.up(state, kafka_port=0, registry_port=0, owner_pid=os.getpid())
-    yield stack.bootstrap_servers, f"127.0.0.1:{port}"
+    yield stack, f"127.0.0.1:{port}"
     local.down(state, wipe=True)
 
 
-def test_prune_leaves_alone_what_acls_hide(guarded: tuple[str, str], tmp_path: Path) -> None:
-    servers, team_servers = guarded
+def test_prune_leaves_alone_what_acls_hide(
+    guarded: tuple[local.LocalStack, str], tmp_path: Path
+) -> None:
+    stack, team_servers = guarded
+    servers = stack.bootstrap_servers
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
 
     def permit(
@@ -116,5 +128,55 @@ def test_prune_leaves_alone_what_acls_hide(guarded: tuple[str, str], tmp_path: P
             deny = AclPermissionType.DENY
             permit(ResourceType.TOPIC, "theirs.", prefixed, AclOperation.DESCRIBE, deny)
             await sees_all(team, False)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+def test_the_doctor_names_the_permission_that_a_worker_lacks(
+    guarded: tuple[local.LocalStack, str], tmp_path: Path
+) -> None:
+    stack, team_servers = guarded
+    recipe = read_recipe("null", ())
+    ours = ClusterConfig(tmp_path, stack.bootstrap_servers, stack.registry_url, namespace="ours")
+    team = replace(ours, bootstrap_servers=team_servers, kafka_properties=TEAM)
+    admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
+
+    def permit(*uses: tuple[ResourceType, str, ResourcePatternType, AclOperation]) -> None:
+        acls = [
+            AclBinding(kind, name, pattern, "User:team", "*", what, AclPermissionType.ALLOW)
+            for kind, name, pattern, what in uses
+        ]
+        for made in admin.create_acls(acls).values():
+            made.result(30)
+
+    async def found(text: str) -> Finding:
+        """What the doctor says of permissions, once it has this text."""
+        while True:
+            diagnosis = await diagnose(team, None)
+            said = [one for one in diagnosis.findings if one.check == "permissions"]
+            if len(said) == 1 and text in said[0].text:
+                return said[0]
+            await asyncio.sleep(0.1)
+
+    async def main() -> None:
+        async with connect(ours, "test") as connection:
+            await apply(await connection.writing_log(topics_of(recipe, "ours")), recipe)
+        topic, prefixed = ResourceType.TOPIC, ResourcePatternType.PREFIXED
+        permit(
+            (topic, "ours.", prefixed, AclOperation.READ),
+            (topic, "ours.", prefixed, AclOperation.DESCRIBE_CONFIGS),
+            (ResourceType.GROUP, "ours.", prefixed, AclOperation.READ),
+        )
+        watching = await found("it can watch, and not work")
+        assert watching.state == "ok"
+        literal = ResourcePatternType.LITERAL
+        for topic_name in (one.name for one in topics_of(recipe, "ours")):
+            if topic_name != "ours.actions.v1":
+                permit((topic, topic_name, literal, AclOperation.WRITE))
+        lacking = await found("may not write to ours.actions.v1, which agent must")
+        assert lacking.state == "problem"
+        assert "--operation Write --topic ours.actions.v1" in lacking.help
+        permit((topic, "ours.", prefixed, AclOperation.WRITE))
+        assert (await found("may read and write all 22 topics")).state == "ok"
 
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))

@@ -13,7 +13,7 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
-from tests.checker import check_namespace
+from headrace.services.operate.verify.verify import check_namespace
 from tests.commands import cluster_variables
 from tests.integration.test_other_teams import headrace
 

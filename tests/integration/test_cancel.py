@@ -23,10 +23,11 @@ from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
+from headrace.services.operate.verify.log_report import examine
+from headrace.services.operate.verify.verify import read_all
 from headrace.services.scheduler import service as scheduler
 from headrace.services.tasks.task_maker import Item, TaskMaker
 from headrace.services.worker.service_context import ServiceContext
-from tests.checker import examine, read_all
 from tests.commands import cluster_variables
 
 BOUND_S = 60.0

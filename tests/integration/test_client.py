@@ -17,8 +17,13 @@ import pytest
 import headrace
 from headrace import AsyncClient, Client, DependencyError, UsageError
 from headrace.infra import local
+from headrace.services.namespace.cluster_config import ClusterConfig
+from headrace.services.namespace.connect import connect
+from headrace.services.namespace.lookup import find_namespace
+from headrace.services.namespace.run_life import enter
 
 BOUND_S = 120.0
+HEADRACE = (sys.executable, "-m", "headrace")
 SETTINGS = ("tasks.options.items=6", "tasks.samples=2")
 
 
@@ -35,14 +40,13 @@ def address(
 ) -> Iterator[tuple[str, str, str]]:
     """A namespace whose run has not started: its tasks wait."""
     namespace, state = "test-client", tmp_path_factory.mktemp("client")
-    command = [sys.executable, "-m", "headrace"]
     settings = [part for setting in SETTINGS for part in ("--set", setting)]
     common = ["null", *settings, *arguments(local_stack, namespace, state)]
-    subprocess.run([*command, "apply", *common], check=True, timeout=BOUND_S)
+    subprocess.run([*HEADRACE, "apply", *common], check=True, timeout=BOUND_S)
     running: list[subprocess.Popen[bytes]] = []
 
     def run() -> None:
-        running.append(subprocess.Popen([*command, "run", "--quiet", *common]))
+        running.append(subprocess.Popen([*HEADRACE, "run", "--quiet", *common]))
 
     # The run starts a little later, so that results are waited for.
     timer = threading.Timer(1.0, run)
@@ -50,6 +54,13 @@ def address(
     yield local_stack.bootstrap_servers, local_stack.registry_url, namespace
     timer.join()
     assert running[0].wait(BOUND_S) == 0
+
+
+async def end(cluster: ClusterConfig) -> None:
+    """Ends a run that nobody works for."""
+    async with connect(cluster, "test") as connection:
+        topics, life = await find_namespace(connection, cluster.namespace)
+        await enter(await connection.writing_log(topics), "ended", life.recipe(), "a test")
 
 
 def test_submitted_tasks_come_back_as_results_and_trajectories(
@@ -117,12 +128,21 @@ def test_a_result_that_does_not_come_is_named(address: tuple[str, str, str]) -> 
         list(client.results([999], timeout_s=0.5))
 
 
-def test_a_wrong_task_writes_none(address: tuple[str, str, str]) -> None:
-    with Client(*address) as client:
-        before = {result.task for result in client.results()}
+def test_a_wrong_task_and_a_task_of_an_ended_run_write_none(
+    local_stack: local.LocalStack, namespace: str, tmp_path: Path
+) -> None:
+    options = arguments(local_stack, namespace, tmp_path)
+    subprocess.run([*HEADRACE, "apply", "null", *options], check=True, timeout=BOUND_S)
+    address = local_stack.bootstrap_servers, local_stack.registry_url, namespace
+    with Client(*address, state=tmp_path) as client:
         with pytest.raises(UsageError, match=r"sample: .*Nothing was submitted"):
             client.submit([{"payload": {}}, {"sample": 3}])
-        assert before <= {result.task for result in client.results()}
+        (first,) = client.submit([{"payload": {}}])
+        assert first.number == 0, "the wrong tasks left nothing"
+        servers, registry = address[:2]
+        asyncio.run(end(ClusterConfig(tmp_path, servers, registry, namespace=namespace)))
+        with pytest.raises(UsageError, match=f"run '{namespace}' has ended"):
+            client.submit([{"payload": {}}])
     with pytest.raises(UsageError, match="closed"):
         client.submit([])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.infra import local
 from headrace.services.namespace.cluster_config import ClusterConfig
-from tests.checker import check_namespace
+from headrace.services.operate.verify.verify import check_namespace
 from tests.commands import cluster_variables
 from tests.integration.test_other_teams import headrace
 

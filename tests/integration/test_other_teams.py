@@ -14,7 +14,15 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer, AvroSerialize
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from headrace.infra import local
-from headrace.schemas.topics import DEAD_LETTERS, INSTANCES, MAX_RECORD_BYTES, TOPICS
+from headrace.schemas.topics import (
+    DEAD_LETTERS,
+    INSTANCES,
+    LIMITS,
+    MAX_RECORD_BYTES,
+    SHARES,
+    TOPICS,
+    WAITING,
+)
 from headrace.schemas.topics import Topic as TopicRow
 from tests.commands import cluster_variables, run_command
 
@@ -37,8 +45,8 @@ def headrace(arguments: tuple[str, ...], environment: dict[str, str]) -> str:
     return done.stdout
 
 
-UNREAD = (DEAD_LETTERS.name, INSTANCES.name)
-"""What no service consumes; sandboxes, of which `instances` tells, are none here."""
+UNREAD = (DEAD_LETTERS.name, INSTANCES.name, WAITING.name, LIMITS.name, SHARES.name)
+"""What no service consumes here: no task waits for long, and no limit of calls is set."""
 
 
 def name_of(topic: TopicRow[Any], namespace: str) -> str:

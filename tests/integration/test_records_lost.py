@@ -15,7 +15,7 @@ from confluent_kafka.admin._config import AlterConfigOpType, ConfigEntry, Config
 
 from headrace.errors import RecordsLost
 from headrace.infra import local
-from headrace.schemas.topics import ACTIONS, OBSERVATIONS, POLICIES, TRAJECTORIES
+from headrace.schemas.topics import EPISODES, OBSERVATIONS, POLICIES, TRAJECTORIES
 from headrace.services.kafka.broker import Broker, Outgoing, Partition
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
@@ -98,7 +98,7 @@ def test_a_companion_whose_records_are_gone_ends_the_worker(
         bench = Bench(broker, tmp_path, namespace)
         await bench.make_topics()
         topics, group = bench.log.topics, f"{namespace}.env"
-        main = [Partition(topics.name(ACTIONS), number) for number in range(2)]
+        main = [Partition(topics.name(EPISODES), number) for number in range(2)]
         await broker.commit_first(group, main)
         await stand_at(kafka, group, main[0], "[1]")
         side_partition = Partition(topics.name(OBSERVATIONS), 0)

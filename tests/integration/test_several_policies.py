@@ -14,7 +14,9 @@ from headrace.schemas.events import PolicyPublished, TaskEnded
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
-from tests.checker import Facts, examine, read_all
+from headrace.services.operate.verify.invariants.log_facts import Facts
+from headrace.services.operate.verify.log_report import examine
+from headrace.services.operate.verify.verify import read_all
 from tests.commands import cluster_variables
 from tests.integration.test_other_teams import headrace
 

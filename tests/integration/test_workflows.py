@@ -16,7 +16,7 @@ from examples.workflows.solver_verifier import RIGHT, WRONG, Sums, sums
 from headrace.infra import local
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
-from tests.checker import check_namespace
+from headrace.services.operate.verify.verify import check_namespace
 from tests.commands import cluster_variables, run_command
 
 

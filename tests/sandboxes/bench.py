@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,8 +11,12 @@ from headrace.schemas.events import EnvironmentUse, Event, InstanceStateEntered
 from headrace.services.base.types import TaskView
 from headrace.services.env.environment import Claim
 from headrace.services.env.instances import Instances
-from headrace.services.env.sandbox.pool import DockerEnvironment, DockerSetup
+from headrace.services.env.sandbox.container_names import Which
+from headrace.services.env.sandbox.docker_environment import DockerEnvironment
+from headrace.services.env.sandbox.pool import DockerSetup
+from headrace.services.env.slots import EnvironmentSlots
 from headrace.services.processes.docker.docker_engine import DockerEngine
+from headrace.services.processes.kubernetes.cluster_address import is_cluster
 from tests.sandboxes.docker_engine import IMAGE
 
 NAMESPACE = "test-sandboxes"
@@ -35,12 +38,18 @@ class Bench:
 
     def __init__(self, host: str, options: Mapping[str, Any]) -> None:
         self.states: list[tuple[str, str]] = []
-        self.engine = DockerEngine(host)
+        if is_cluster(host):
+            # A pod's node must have what it may use: CPUs for six.
+            options = {"image": f"localhost/{IMAGE}:latest", "cpus": 0.3, **options}
+            options["hosts"] = [{"url": host, "slots": 8}]
         self._instances = Instances(self._send, "worker")
         self.setup = DockerSetup(
-            "default", {**OPTIONS, **options}, asyncio.Semaphore(8), NAMESPACE,
-            self._instances, self.engine,
+            "default", {**OPTIONS, **options}, EnvironmentSlots(8), NAMESPACE,
+            self._instances, None if is_cluster(host) else DockerEngine(host),
         )  # fmt: skip
+        hosts = self.setup.hosts.all
+        self.source = next((one for one in hosts if str(one) == host), hosts[0]).source
+        self.engine = self.source.engine
 
     async def _send(self, event: Event) -> None:
         assert isinstance(event, InstanceStateEntered)
@@ -62,7 +71,7 @@ class Bench:
 
     async def left(self) -> list[str]:
         """Names of the containers that are there."""
-        found = await self.engine.containers({"headrace.namespace": NAMESPACE})
+        found = await self.source.find({"headrace.namespace": NAMESPACE}, Which(""))
         return [container["Names"][0] for container in found]
 
 

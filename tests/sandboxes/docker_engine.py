@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headrace.infra.local.detached import locked
+from tests.debian import download, unpack
 
 ENGINE = ("docker.io", "containerd", "runc", "tini")
 PYTHON = (
@@ -57,20 +58,20 @@ def docker_engine(folder: Path, shared: Path) -> Iterator[str]:
     # One at a time: apt-get refuses to update its lists twice at once.
     with locked(shared.with_suffix(".lock"), UNPACK_S):
         if not shared.exists():
-            _make(shared.with_suffix(".unfinished")).rename(shared)
+            make_unpacked(shared.with_suffix(".unfinished")).rename(shared)
     for name in ("engine", "root.tar"):
         (folder / name).symlink_to(shared / name)
     with _running(folder, folder) as host:
         yield host
 
 
-def _make(folder: Path) -> Path:
+def make_unpacked(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     packages = folder / "packages"
     packages.mkdir(parents=True)
-    _download(packages, [*ENGINE, *PYTHON])
-    _unpack(packages, ENGINE, folder / "engine")
-    _unpack(packages, PYTHON, folder / "root")
+    download(packages, [*ENGINE, *PYTHON])
+    unpack(packages, ENGINE, folder / "engine")
+    unpack(packages, PYTHON, folder / "root")
     _pack(folder / "root", folder / "root.tar")
     shutil.rmtree(packages)
     return folder
@@ -92,6 +93,35 @@ def remapped_engine(unpacked: Path) -> Iterator[str]:
             mounts += f"mount --bind {ids} {path}\n"
         own = ("unshare", "--mount", "sh", "-ec", f'{mounts}exec "$@"', "sh")
         with _running(folder, unpacked, own, (f"--userns-remap={user}",)) as host:
+            yield host
+
+
+@contextmanager
+def second_engine(unpacked: Path) -> Iterator[str]:
+    """As `docker_engine`. `unpacked` is the folder of another engine."""
+    with tempfile.TemporaryDirectory() as name, _running(Path(name), unpacked) as host:
+        yield host
+
+
+@contextmanager
+def btrfs_engine(unpacked: Path) -> Iterator[str]:
+    """As `docker_engine`, with its data on btrfs, whose driver limits root file systems."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        packages = folder / "packages"
+        packages.mkdir()
+        download(packages, ["btrfs-progs"])
+        unpack(packages, ("btrfs-progs",), folder / "btrfs-progs")
+        (folder / "data").mkdir()
+        disk = folder / "disk"
+        with disk.open("wb") as file:
+            file.truncate(2 << 30)
+        make = str(folder / "btrfs-progs/sbin/mkfs.btrfs")
+        subprocess.run([make, "-q", str(disk)], check=True, capture_output=True)
+        # The mount ends with the engine, because it is in a mount namespace of its own.
+        mount = f'mount -o loop {disk} {folder}/data\nexec "$@"'
+        own = ("unshare", "--mount", "sh", "-ec", mount, "sh")
+        with _running(folder, unpacked, own, ("--storage-driver=btrfs",)) as host:
             yield host
 
 
@@ -133,21 +163,6 @@ def _running(
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait()
-
-
-def _download(folder: Path, packages: list[str]) -> None:
-    command = ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", *packages]
-    first = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    if first.returncode:  # a new machine may have no lists, or old ones
-        subprocess.run(["apt-get", "update", "-q"], check=True, capture_output=True)
-        again = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        assert again.returncode == 0, f"apt-get download failed: {again.stderr[-2000:]}"
-
-
-def _unpack(packages: Path, names: tuple[str, ...], folder: Path) -> None:
-    for name in names:
-        (package,) = packages.glob(f"{name}_*.deb")
-        subprocess.run(["dpkg-deb", "-x", str(package), str(folder)], check=True)
 
 
 def _wait(daemon: subprocess.Popen[bytes], client: Sequence[str], log: Path) -> None:

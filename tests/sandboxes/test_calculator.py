@@ -13,7 +13,7 @@ from examples.tool_use.calculator import sums, teacher
 from headrace.errors import UsageError
 from headrace.services.agent.episode import Episode
 from headrace.services.base.types import Observation, TaskView
-from headrace.services.env.sandbox.pool import DockerEnvironment
+from headrace.services.env.sandbox.docker_environment import DockerEnvironment
 from tests.sandboxes.bench import bench, claim, view
 
 TOOL = "examples.tool_use.calculator:Calculator"

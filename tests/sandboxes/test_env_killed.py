@@ -22,6 +22,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.topics import INSTANCES, OBSERVATIONS, Topics
 from headrace.services.base.clock import now_ms
+from headrace.services.env.sandbox import container_names as names
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, EventStream, follow_events
@@ -29,7 +30,11 @@ from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
 from headrace.services.processes.docker.docker_engine import DockerEngine
+from headrace.services.processes.docker.hardened import Limits
+from headrace.services.processes.kubernetes.cluster_address import is_cluster
+from headrace.services.processes.kubernetes.pods_engine import PodsEngine
 from tests.commands import cluster_variables
+from tests.sandboxes.image_registry import image_registry
 
 RECIPE = str(Path(__file__).parent / "recipe.toml")
 EPISODES = 4
@@ -40,9 +45,10 @@ GONE_S = 90.0
 class Actor:
     """Acts in one episode's shell: what an agent worker would write and await."""
 
-    def __init__(self, log: EventLog, task: int) -> None:
+    def __init__(self, log: EventLog, task: int, image: str = "") -> None:
         self._log = log
         self._task = task
+        self._image = image
         self._attempt = 0
         self._index = -1
         self.steps = 0
@@ -59,7 +65,7 @@ class Actor:
             ActionRequested(
                 task=self._task, sample=0, attempt=self._attempt, call=str(self._index + 1),
                 index=self._index, kind=kind,
-                environment=EnvironmentUse(use="default"),
+                environment=EnvironmentUse(use="default", image=self._image),
                 payload=json.dumps({"action": command}), expires_at=now_ms() + 600_000,
                 digest=bytes(16),
             )
@@ -99,7 +105,8 @@ async def route(reader: EventStream, actors: dict[int, Actor]) -> None:
 class Workers:
     """The env worker's process, killed and started again."""
 
-    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+    def __init__(self, environment: dict[str, str], folder: Path, recipe: str = RECIPE) -> None:
+        self._recipe = recipe
         self._environment = environment
         self._folder = folder
         self.process: subprocess.Popen[bytes] | None = None
@@ -107,7 +114,7 @@ class Workers:
     def start(self) -> None:
         with (self._folder / "env.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "headrace", "serve", "env", RECIPE],
+                [sys.executable, "-m", "headrace", "serve", "env", self._recipe],
                 env=self._environment, stdout=log, stderr=log,
             )  # fmt: skip
 
@@ -117,7 +124,7 @@ class Workers:
         self.process.wait()
 
 
-async def none_left(engine: DockerEngine, namespace: str) -> None:
+async def none_left(engine: DockerEngine | PodsEngine, namespace: str) -> None:
     """Waits until no container of the namespace is there."""
     async with asyncio.timeout(GONE_S):
         while await engine.containers({"headrace.namespace": namespace}):
@@ -125,16 +132,23 @@ async def none_left(engine: DockerEngine, namespace: str) -> None:
 
 
 async def kill_again_and_again(
-    host: str, stack: local.LocalStack, namespace: str, state: Path, kills: int
+    host: str,
+    stack: local.LocalStack,
+    namespace: str,
+    state: Path,
+    kills: int,
+    path: str = RECIPE,
 ) -> tuple[int, int]:
-    """Steps answered in all, and attempts lost."""
+    """Steps answered in all, and attempts lost. `path` is the recipe's."""
     cluster = ClusterConfig(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
-    recipe = read_recipe(RECIPE)
-    workers = Workers(
-        {**os.environ, **cluster_variables(stack, namespace, state), "DOCKER_HOST": host},
-        state,
-    )
-    engine, draw, answered = DockerEngine(host), random.Random(kills), 0
+    recipe = read_recipe(path)
+    variables = {**os.environ, **cluster_variables(stack, namespace, state)}
+    engine: DockerEngine | PodsEngine
+    if is_cluster(host):
+        engine = PodsEngine(host, Limits(), names.read)
+    else:
+        engine, variables["DOCKER_HOST"] = DockerEngine(host), host
+    workers, draw, answered = Workers(variables, state, path), random.Random(kills), 0
     async with connect(cluster, "test") as connection:
         topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
         log = await connection.writing_log(topics)
@@ -203,3 +217,61 @@ def test_two_hundred_kills(
     killing = kill_again_and_again(engine, local_stack, namespace, tmp_path, kills=200)
     answered, lost = asyncio.run(asyncio.wait_for(killing, 7200))
     print(f"{answered} steps, {lost} attempts lost")
+
+
+async def kill_during_a_pull(
+    host: str, stack: local.LocalStack, namespace: str, state: Path
+) -> tuple[str, int]:
+    """Returns what the episode's first command printed, and how many containers it had."""
+    async with image_registry(host) as registry:
+        image = registry.add("killed", 100_000)
+        text = Path(RECIPE).read_text().replace("image = ", f"images = ['{image}'], image = ")
+        path = state / "recipe.toml"
+        path.write_text(text)
+        cluster = ClusterConfig(
+            state, stack.bootstrap_servers, stack.registry_url, namespace=namespace
+        )
+        recipe = read_recipe(str(path))
+        variables = {**os.environ, **cluster_variables(stack, namespace, state)}
+        workers = Workers({**variables, "DOCKER_HOST": host}, state, str(path))
+        engine = DockerEngine(host)
+        async with connect(cluster, "test") as connection:
+            topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
+            log = await connection.writing_log(topics)
+            await apply(log, recipe)
+            actor = Actor(log, 0, image)
+            partitions = [Partition(topics.name(OBSERVATIONS), number) for number in range(2)]
+            reader = follow_events(log, dict.fromkeys(partitions, "first"))
+            routing = asyncio.create_task(route(reader, {0: actor}))
+            registry.released.clear()
+            workers.start()
+            try:
+                beginning = asyncio.create_task(actor.begin())
+                await asyncio.wait_for(registry.asked.wait(), ANSWER_S)
+                workers.kill()
+                workers.start()
+                async with asyncio.timeout(ANSWER_S):
+                    while (state / "env.log").read_text().count(f"pulling {image}") < 2:
+                        await asyncio.sleep(0.1)
+                registry.released.set()
+                await beginning
+                said = await actor.ask("step", "head -c 6 /own")
+                assert said is not None
+                held = await engine.containers({"headrace.namespace": namespace})
+                await actor.ask("close")
+                await none_left(engine, namespace)
+            finally:
+                workers.kill()
+                routing.cancel()
+                await asyncio.gather(routing, return_exceptions=True)
+                await reader.aclose()
+                await engine.aclose()
+        return said.text, len(held)
+
+
+@pytest.mark.long
+def test_a_kill_during_a_pull_costs_no_attempt(
+    engine: str, local_stack: local.LocalStack, namespace: str, tmp_path: Path
+) -> None:
+    killing = kill_during_a_pull(engine, local_stack, namespace, tmp_path)
+    assert asyncio.run(asyncio.wait_for(killing, 300)) == ("killed", 1)

@@ -167,8 +167,10 @@ def test_no_copy_is_left_if_its_worker_is_killed(engine: str) -> None:
         await environment.resume(view(), done=0)
         assert environment.sandbox is not None
         assert not environment.sandbox.name.copy
+        lost = await made.take()
         with pytest.raises(InfrastructureError, match="sandbox_lost"):
-            await (await made.take()).resume(view(), done=1)
+            await lost.resume(view(), done=1)
+        await lost.aclose()
         assert await made.left() == []
 
     on(engine, test)

@@ -14,6 +14,7 @@ from headrace.schemas.events import (
     EnvironmentUse,
     EpisodeEnded,
     PolicyUse,
+    QuotaSet,
     Ref,
     TaskCancelled,
     TaskSubmitted,
@@ -27,16 +28,20 @@ from headrace.schemas.topics import (
     GROUPS,
     INSTANCES,
     ITEMS,
+    LIMITS,
     OBSERVATIONS,
     OUTCOMES,
     POLICIES,
     PROMPTS,
     RESULTS,
     RUNS,
+    SHARES,
     TASKS,
     TRAJECTORIES,
+    WAITING,
     Topic,
 )
+from headrace.services.base.clock import now
 from headrace.services.kafka.broker import Outgoing, Partition, Record
 from headrace.services.log.event_log import EventLog
 from headrace.services.tasks.task_maker import Item, TaskMaker
@@ -44,15 +49,16 @@ from tests.memory.memory_log import PartitionLog
 from tests.simulation.learner import bring_foreign
 from tests.simulation.needed import needed
 from tests.simulation.processes import Process, Run
-from tests.simulation.scenario import RUIN
+from tests.simulation.scenario import RUIN, WAITS
 from tests.simulation.virtual_time import loop
 
 GARBAGE = (b"", b"\xffgarbage", b"\0\x7f\xff\xff\xffof a schema that nobody registered", None)
 SOLE_WRITERS = ("scheduler", "assemble-batches", "item-statistics", "trainer", "source")
 SCALED = ("agent", "env", "inference", "assemble-groups")
-NEVER_GARBAGE = (RUNS, TRAJECTORIES, ITEMS, INSTANCES, DEAD_LETTERS)
-"""Read by reference alone, by what hosts a service, at a start alone, or by nobody."""
-NEVER_REPEATED = (*NEVER_GARBAGE, TASKS, EPISODES, BATCHES, POLICIES)
+NEVER_GARBAGE = (RUNS, TRAJECTORIES, ITEMS, INSTANCES, LIMITS, SHARES, DEAD_LETTERS)
+"""Read by reference alone, by what hosts a service, at a start alone, if there are limits alone, or
+by nobody."""
+NEVER_REPEATED = (*NEVER_GARBAGE, TASKS, WAITING, EPISODES, BATCHES, POLICIES)
 """Written by sole writers, who write each record once; and what `submit again` repeats."""
 BUSY_S = 30.0
 """Longest that faults wait for the first episode."""
@@ -61,6 +67,8 @@ AIMS = (
     *(ITEMS, BATCHES),
 )
 """Topics whose records an aimed fault waits for: what is written next is another's, or missing."""
+DRAIN_S = 20.0
+"""Longest that an inference worker drains."""
 AIM_S = 2.0
 """Longest that it waits."""
 
@@ -73,6 +81,8 @@ class Acts:
         self._log = log
         self._chance = Random(f"acts {loop().random.random()}")
         self._background: set[asyncio.Task[None]] = set()
+        self._limited = False
+        """Whether the other tenant has a limit."""
         self._by_name: dict[str, Callable[[], None]] = {
             "kill": self.kill,
             "freeze": self.freeze,
@@ -91,6 +101,7 @@ class Acts:
             "repeat": self.repeat,
             "retention": self.retention,
             "damage": self.damage,
+            WAITS: self.waiting_tenant,
             RUIN: self.truncate,
         }
 
@@ -127,6 +138,8 @@ class Acts:
 
     async def heal(self) -> None:
         """Ends all faults that last."""
+        if self._limited:
+            self._limit(None)
         self._run.scenario.faults.heal()
         self._run.scenario.blob_faults.heal()
         self._run.scenario.crash_while_saving = 0.0
@@ -258,6 +271,22 @@ class Acts:
         self._fault("foreign task")
         self._append(self._log.outgoing(task))
 
+    def waiting_tenant(self) -> None:
+        """Another tenant submits tasks, or its limit is changed. At first, its tasks wait."""
+        tasks = TaskMaker(self._run.recipe, "team")
+        if self._chance.random() < 0.3 or not self._limited:
+            self._limit(self._chance.choice([0, 1, 2, None]) if self._limited else 0)
+        for _ in range(self._chance.randint(1, 4)):
+            made = tasks.make(Item("item"), f"theirs-{self._chance.random()}")
+            self._append(self._log.outgoing(made.model_copy(update={"tenant": "theirs"})))
+        self._fault("tasks of another tenant")
+
+    def _limit(self, episodes: int | None) -> None:
+        """Changes the limit of the other tenant's live episodes."""
+        self._limited = True
+        quota = QuotaSet(tenant="theirs", set_at=int(now() * 1000), live_episodes=episodes)
+        self._append(self._log.outgoing(quota))
+
     def submit_again(self) -> None:
         """Somebody submits a task a second time."""
         if records := self._records(Partition(self._run.topics.name(TASKS), 0)):
@@ -337,6 +366,9 @@ class Acts:
         async def end() -> None:
             await asyncio.sleep(seconds)
             process.thaw()
+            if process.service == "inference" and process.number % 2 == 0:
+                self._fault("drains", process)
+                await process.drain(DRAIN_S)
             if force:
                 process.kill()
             await process.stop()

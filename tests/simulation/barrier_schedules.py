@@ -1,6 +1,6 @@
 """`python -m tests.simulation.barrier_schedules [COUNT]`: several policies at a version barrier.
 
-Each schedule runs the real `SchedulerCore`, and a `BatchAssembler` with its `Barrier` for each
+Each schedule runs the real `WholeCore`, and a `BatchAssembler` with its `Barrier` for each
 policy, in virtual time. Episodes, trainers and the reading of each partition take random times.
 Trainers stop for a minute, and jobs die and read the log again. Two rules are judged by a world
 that knows all: no batch is made too far ahead of a policy that has work left, and in the end each
@@ -32,10 +32,10 @@ from headrace.schemas.events import (
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.packed import pack_f32
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.scheduler.core import SchedulerCore
+from headrace.services.operate.verify.invariants.token_age import behind
 from headrace.stream_jobs.barrier import Barrier
 from headrace.stream_jobs.batches import BatchAssembler
-from tests.checker.staleness import behind
+from tests.whole_core import WholeCore
 
 BEGAN_S = 1_000_000.0
 LATEST_S = BEGAN_S + 100_000.0
@@ -99,7 +99,7 @@ class Schedule:
                 "policies": {name: self._policy() for name in names},
             }
         )
-        self._core = SchedulerCore(self.recipe)
+        self._core = WholeCore(self.recipe)
         self._learners = {
             name: _Learner(
                 name,

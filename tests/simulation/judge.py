@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 
 from headrace.errors import DecodeError
 from headrace.schemas.events import (
+    ActionRequested,
     EpisodeEnded,
     Event,
+    ObservationRecorded,
     TaskCancelled,
     TaskSubmitted,
     TrajectoryRecorded,
@@ -18,8 +20,12 @@ from headrace.schemas.events import (
 from headrace.schemas.topics import DEAD_LETTERS
 from headrace.services.kafka.broker import Partition, Record
 from headrace.services.log.event_log import Delivery, EventLog
-from tests.checker import Facts, Report, examine, items
+from headrace.services.operate.verify.invariants import item_checks
+from headrace.services.operate.verify.invariants.log_facts import Facts
+from headrace.services.operate.verify.log_report import LogReport, examine
+from tests.simulation.calls import exceeded
 from tests.simulation.chronicle import Line
+from tests.simulation.files import unstored_files
 from tests.simulation.processes import Run, new_learner
 from tests.simulation.repeats import unrepeatable
 from tests.simulation.scenario import DEADLINE_S, UNSAFE
@@ -53,7 +59,7 @@ class Result:
     """Of every record of the log, in order: two runs of a seed have the same."""
     virtual_s: float = 0.0
     attempts_lost: int = 0
-    report: Report | None = None
+    report: LogReport | None = None
     facts: Facts | None = None
     lines: list[Line] = field(default_factory=list)
 
@@ -104,23 +110,43 @@ async def judge(run: Run, log: EventLog, read_to: Ends, result: Result) -> None:
     result.violations += not_parked(run, garbage, read_to)
     moody = "agent moody" in run.scenario.misbehaviour
     result.violations += untrue_stories(facts, moody=moody)
+    result.violations += unstored_files(facts, run.blobs)
     result.violations += unpublished_weights(facts)
-    result.violations += items.check(facts, complete=True)
+    result.violations += item_checks.check(facts, complete=True)
     result.violations += unrepeatable(facts, run.recipe)
     if "weights differ" not in run.scenario.misbehaviour:
         for name, policy in run.recipe.policies.items():
             taught = policy.training is not None and policy.training.teacher is not None
             learner = new_learner(run.scenario, name)
             result.violations += untrue_weights(facts, name, learner, taught=taught)
+    result.violations += exceeded(run.recipe)
     left = open_environments()
     if left:
         result.violations.append(f"I7: {len(left)} environments are left open")
+    result.violations += _unclosed(deliveries)
     outcomes = [one.event for one in facts.all(EpisodeEnded)]
     result.endings = Counter(map(_how, outcomes))
     result.attempts_lost = sum(max(0, outcome.attempts - 1) for outcome in outcomes)
     if not run.scenario.costs_attempts:
         result.violations += _failed_for_nothing(facts, outcomes)
     result.violations += _without_excuse(facts, outcomes, run)
+
+
+def _unclosed(deliveries: Iterable[Delivery[Event]]) -> Iterator[str]:
+    """Environments that answered, and got no `close` after that: they have a slot until the
+    deadline. One attempt may have several, and each has its own partition."""
+    opened: dict[tuple[int, int, int, int], None] = {}
+    closed = set()
+    for one in deliveries:
+        event = one.event
+        if isinstance(event, ObservationRecorded) and event.partition >= 0:
+            opened[event.task, event.sample, event.attempt, event.partition] = None
+        elif isinstance(event, ActionRequested) and event.kind == "close":
+            closed.add((event.task, event.sample, event.attempt, one.partition.number))
+    for task, sample, attempt, partition in opened:
+        if (task, sample, attempt, partition) not in closed:
+            where = f"environment {task}/{sample} of attempt {attempt} in partition {partition}"
+            yield f"I7: {where} got no close"
 
 
 def _fingerprint(run: Run) -> str:

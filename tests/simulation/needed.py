@@ -54,7 +54,6 @@ def _side_partitions(run: Run, service: str, main: Partition) -> list[Partition]
     topics, own, every = run.topics, [main.number], range(run.topics.partitions)
     read: dict[str, list[tuple[Topic[Any], Iterable[int]]]] = {
         "agent": [(topic, own) for topic in SIDE_TOPICS],
-        "env": [(OBSERVATIONS, own)],
         "scheduler": [(EPISODES, every), (OUTCOMES, every), (GROUPS, [0])],
     }
     return sorted(

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any, cast
@@ -37,6 +38,7 @@ from tests.memory.memory_broker import MemoryBroker, MemoryCluster
 from tests.memory.memory_faults import Faults
 from tests.memory.memory_registry import MemoryRegistry
 from tests.simulation.blobs import SharedBlobs
+from tests.simulation.calls import pauses
 from tests.simulation.chronicle import Chronicle
 from tests.simulation.learner import DigestLearner
 from tests.simulation.loop_child import LoopChild
@@ -68,12 +70,22 @@ class Process:
         self._run = run
         self._tasks: dict[asyncio.Task[Any], None] = {}
         self._stopping = asyncio.Event()
+        self._draining: asyncio.Event | None = None
+        """Of this life; None before the first one."""
+        self._leaving = False
         self._supervisor = asyncio.create_task(self._supervise(), name=self.name)
 
     async def stop(self) -> None:
         """Ends it in order, and for good. Raises what it failed with, if that is no restart's."""
         self._stopping.set()
         await self._supervisor
+
+    async def drain(self, most_s: float) -> None:
+        """Lets it finish what it has, and end for good. Returns after `most_s` in any case."""
+        self._leaving = True
+        if self._draining is not None:
+            self._draining.set()
+            await asyncio.wait({self._supervisor}, timeout=most_s)
 
     def done(self) -> bool:
         """Whether it has ended for good."""
@@ -96,6 +108,7 @@ class Process:
         """Stops it, as SIGSTOP does."""
         if not self.frozen and self.client is not None:
             self.frozen = self.overslept = True
+            pauses(self).append([loop().time(), inf])
             self.client.freeze()
             loop().freeze(self)
 
@@ -103,6 +116,7 @@ class Process:
         """Lets it run on, as SIGCONT does."""
         if self.frozen and self.client is not None:
             self.frozen = False
+            pauses(self)[-1][1] = loop().time()
             loop().thaw(self)
             self.client.thaw()
 
@@ -117,7 +131,7 @@ class Process:
 
     async def _supervise(self) -> None:
         finished = False
-        while not finished and not self._stopping.is_set():
+        while not finished and not self._leaving and not self._stopping.is_set():
             self.starts += 1
             self.thaw()  # Frozen while it was down: that was nobody.
             self.life += 1
@@ -141,12 +155,13 @@ class Process:
                     finished = self.service == "source"
             self.thaw()
             self.client.kill()
-            if not finished and not self._stopping.is_set():
+            if not finished and not self._leaving and not self._stopping.is_set():
                 await asyncio.sleep(RESTART_S)
 
     async def _main(self, client: MemoryBroker) -> None:
         service = SERVICES[self.service]
         context = self._run.context(client, f"{self.name}.{self.starts}", self._stopping)
+        self._draining = context.draining
         try:
             await service(context)
         finally:

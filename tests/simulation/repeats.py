@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from headrace.schemas.events import BatchAssembled, GroupClosed, PolicyPublished, TaskEnded
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.operate.replay.rebuilder import Rebuilder
+from headrace.services.operate.verify.invariants.log_facts import Facts
 from headrace.stream_jobs.groups import GroupAssembler
-from tests.checker import Facts
 
 
 def unrepeatable(facts: Facts, recipe: Recipe) -> Iterator[str]:

@@ -16,6 +16,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from tests.memory.memory_faults import Faults
 from tests.simulation.blobs import BlobFaults
 from tests.simulation.data_algorithms import ASKED, DATA, with_data
+from tests.simulation.files import FILES, with_files
 from tests.simulation.several_policies import BARRIER, SEVERAL, with_several
 from tests.simulation.teaching import TEACHER, with_teacher
 from tests.simulation.world import LETTERS, TURNS
@@ -72,8 +73,14 @@ CUT = "limits"
 """Episodes run into limits of context and of time, which the recipe penalises or masks."""
 TENANTS = "tenants"
 """The tenant of the tasks has a limit of live episodes."""
+WAITS = "waiting tenant"
+"""An act: a tenant submits tasks, or its limit is changed, at times to 0."""
 UNREPORTED = "unreported"
 """The scheduler does not ask whether workers report."""
+ROOMS = "environment limits"
+"""The environment of the tasks has a limit of live episodes."""
+CALLS = "call limits"
+"""The calls of the policies' models have limits, which the inference workers share."""
 WIRE = {"lost_sends": 0.05, "unknown_commits": 0.3, "disorder": True}
 """Faults of the way to the log that `draw_only` knows, and how strong they are there."""
 
@@ -152,9 +159,18 @@ def draw(seed: int) -> Scenario:
         scenario.recipe = _without_reports(scenario.recipe)
     if (tenants := Random(f"tenants {seed}")).random() < 0.2:
         scenario.recipe = _with_tenants(scenario.recipe, tenants)
+    if (files := Random(f"files {seed}")).random() < 0.2:
+        scenario.recipe = with_files(scenario.recipe, files)
+    if (calls := Random(f"call limits {seed}")).random() < 0.2:
+        scenario.recipe = _with_call_limits(scenario.recipe, calls)
+    if (rooms := Random(f"environment limits {seed}")).random() < 0.1:
+        scenario.recipe = _with_environment_limit(scenario.recipe, rooms)
     if not quiet:
         scenario.timing = timing
         _add_faults(scenario, chance)
+    if (waits := Random(f"waits {seed}")).random() < 0.3:
+        for _ in range(waits.choice([2, 8])):
+            scenario.acts.insert(waits.randint(0, len(scenario.acts)), WAITS)
     return scenario
 
 
@@ -162,12 +178,12 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
     """A scenario of a seed with no faults but these kinds of ACTS, MISBEHAVIOUR and WIRE.
 
     Services among the kinds are the only ones whose processes are struck; `aimed` is a timing,
-    SLOW, DEBATE, CUT, TEACHER, DEMONSTRATIONS, DATA, SEVERAL, BARRIER, TENANTS and UNREPORTED are
-    what they are in a swarm's seed. ASKED are only here.
+    SLOW, DEBATE, CUT, TEACHER, DEMONSTRATIONS, DATA, SEVERAL, BARRIER, TENANTS, FILES, UNREPORTED,
+    ROOMS and CALLS are what they are in a swarm's seed. ASKED are only here.
     """
     chance = Random(f"scenario {seed}")
     scenario = _faultless(chance, frozenset(kinds) & frozenset((*MISBEHAVIOUR, SLOW, DEBATE)))
-    if acts := [kind for kind in (*ACTS, RUIN) if kind in kinds]:
+    if acts := [kind for kind in (*ACTS, RUIN, WAITS) if kind in kinds]:
         scenario.acts = chance.choices(acts, k=16)
     scenario.victims = tuple(service for service in _PROCESSES if service in kinds)
     scenario.pause_s = chance.choice([0.3, 1.0]) * (4 if scenario.victims else 1)
@@ -186,6 +202,12 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
         scenario.recipe = with_several(scenario.recipe, chance, barrier=BARRIER in kinds)
     if TENANTS in kinds:
         scenario.recipe = _with_tenants(scenario.recipe, chance)
+    if FILES in kinds:
+        scenario.recipe = with_files(scenario.recipe, chance)
+    if ROOMS in kinds:
+        scenario.recipe = _with_environment_limit(scenario.recipe, chance)
+    if CALLS in kinds:
+        scenario.recipe = _with_call_limits(scenario.recipe, chance)
     if UNREPORTED in kinds:
         scenario.recipe = _without_reports(scenario.recipe)
     return scenario
@@ -196,6 +218,27 @@ def _with_tenants(recipe: Recipe, chance: Random) -> Recipe:
     tree = recipe.model_dump(mode="json")
     most = tree["tasks"]["samples"] * chance.randint(1, 3)
     tree["scheduler"]["tenants"] = {"default": {"live_episodes": most}}
+    return Recipe.model_validate(tree)
+
+
+def _with_environment_limit(recipe: Recipe, chance: Random) -> Recipe:
+    """The recipe, with a limit of live episodes in the environment that tasks have."""
+    tree = recipe.model_dump(mode="json")
+    most = tree["tasks"]["samples"] * chance.randint(1, 3)
+    tree["scheduler"]["environments"] = {"default": most}
+    return Recipe.model_validate(tree)
+
+
+def _with_call_limits(recipe: Recipe, chance: Random) -> Recipe:
+    """The recipe, with limits of the calls of each model, and more time for episodes."""
+    tree = recipe.model_dump(mode="json")
+    tree["tasks"]["deadline_s"] *= 3
+    for policy in tree["policies"].values():
+        policy["limits"]["in_flight"] = chance.choice([None, 1, 2, 4])
+        policy["limits"]["calls"] = chance.choice([None, 4, 8])
+        period_s = chance.choice([0.5, 2.0])
+        if policy["limits"]["calls"] is not None:
+            policy["limits"]["period_s"] = period_s
     return Recipe.model_validate(tree)
 
 
@@ -298,7 +341,11 @@ LIMITS: dict[str, tuple[Any, ...]] = {
     "headrace.services.worker.worker:COMMIT_INTERVAL_S": (0.2, 1.0, 5.0),
     "headrace.services.log.log_reader:TAIL": (2, 64),
     "headrace.services.scheduler.service:STARTS_A_TRANSACTION": (1, 512),
-    "headrace.services.scheduler.service:QUEUE_HIGH": (2, 10_000),
+    "headrace.services.scheduler.service:QUEUE_HIGH": (2, 1_000_000),
+    "headrace.services.scheduler.service:UNDECIDED_HIGH": (2, 10_000),
+    "headrace.services.scheduler.task_bodies:KEPT": (0, 1, 1_000),
+    "headrace.services.scheduler.waiting_record:RECORD_EVERY_S": (0.3, 2.0, 60.0),
+    "headrace.services.scheduler.waiting_record:RECORD_EVERY_TASKS": (1, 3, 10_000),
     "headrace.stream_jobs.waiting_groups:BATCH_BYTES": (700, 500_000),
     "headrace.stream_jobs.measure_items:MAX_CHANGED": (1, 1_024),
 }

@@ -1,6 +1,7 @@
 """What was seen follows from what was done, in trajectories and in weights.
 
-`tests.checker` knows any log; this knows the world that wrote it (`world.py`, `learner.py`).
+`services/operate/verify` knows any log; this knows the world that wrote it (`world.py`,
+`learner.py`).
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from headrace.schemas.events import (
 from headrace.services.kafka.broker import Partition, Record
 from headrace.services.log.event_log import WHY
 from headrace.services.models.weights import weights_digest
+from headrace.services.operate.verify.invariants.log_facts import Facts
 from headrace.trainer.loader import build_updates
 from headrace.trainer.sequences import UnusableBatch
-from tests.checker import Facts
 from tests.simulation.learner import BEGUN_FROM, DigestLearner, number_of
 from tests.simulation.world import (
     ACTED,
     LETTERS,
+    PLACE,
     TURNS,
     memory_of,
     own_reward,
+    place_of,
     reward,
     verdict,
     where,
@@ -110,6 +113,9 @@ def _walk(trajectory: TrajectoryRecorded, moody: bool) -> Iterator[str]:
         if not paths:
             yield f"nothing leads to what turn {index} sees or earns"
             return
+    for blob in trajectory.artifacts:
+        if blob.name == PLACE and blob not in map(place_of, paths):
+            yield f"its file {blob.name!r} is of another path"
 
 
 def _debate(trajectory: TrajectoryRecorded) -> Iterator[str]:

@@ -18,7 +18,7 @@ from headrace.schemas.events import (
 from headrace.schemas.topics import TASKS
 from headrace.services.kafka.broker import Partition, Position
 from headrace.services.log.event_log import EventLog
-from tests.checker import Facts
+from headrace.services.operate.verify.invariants.log_facts import Facts
 from tests.simulation.judge import Result
 from tests.simulation.processes import Run
 from tests.simulation.scenario import calm

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headrace.schemas.events import ItemMeasured
-from tests.checker import Facts
-from tests.checker.choices import check_opponents
+from headrace.services.operate.verify.invariants.choice_checks import check_opponents
+from headrace.services.operate.verify.invariants.log_facts import Facts
 from tests.simulation.data_algorithms import CURATED, LEAGUE, with_data
 from tests.simulation.scenario import Scenario, calm, draw_only
 from tests.simulation.simulate import simulate

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.schemas.events import EpisodeStarted, GroupClosed, TaskEnded, TrajectoryRecorded
 from headrace.services.operate.evaluation import Evaluations
-from tests.checker import Facts
+from headrace.services.operate.verify.invariants.log_facts import Facts
 from tests.simulation.scenario import Scenario, calm, draw_only
 from tests.simulation.simulate import simulate
 

@@ -59,7 +59,10 @@ class Loop:
     def __post_init__(self) -> None:
         self.engine = SlowEngine()
         served = SimpleNamespace(
-            version=-1, engine=self.engine, slots=Slots(cast(Any, self.engine))
+            version=-1,
+            engine=self.engine,
+            slots=Slots(cast(Any, self.engine)),
+            permits=None,
         )
         self.pinned = PinnedVersions(
             "default", lambda: cast(ServedPolicy, served), self._find, self._fetch

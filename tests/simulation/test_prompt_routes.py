@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -51,8 +52,8 @@ def test_twelve_workers_all_work() -> None:
 
 @pytest.mark.parametrize("live", [300, 600])
 def test_a_new_worker_contributes_at_once(live: int) -> None:
-    pool = Pool(live=live, joins_s=300.0)
-    result = Simulation(pool).run()
+    results = [Simulation(Pool(live=live, joins_s=300.0, seed=seed)).run() for seed in range(3)]
     fastest_s = 0.02 * 20
-    assert result.first_s["3"] - 300.0 < 12.0 + fastest_s
-    assert result.shares()["3"] > 0.1
+    # Its first answer may be a long one.
+    assert median(one.first_s["3"] for one in results) - 300.0 < 12.0 + fastest_s
+    assert all(one.shares()["3"] > 0.1 for one in results)

@@ -10,7 +10,7 @@ from headrace.schemas.events import (
     GenerationRequested,
     TrajectoryRecorded,
 )
-from tests.checker import Facts
+from headrace.services.operate.verify.invariants.log_facts import Facts
 from tests.simulation.scenario import calm, draw_only
 from tests.simulation.simulate import simulate
 from tests.simulation.teaching import TEACHER, with_teacher

@@ -12,18 +12,23 @@ import itertools
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from headrace.errors import DependencyError, InfrastructureError
+from headrace.schemas.events import Blob
 from headrace.services.agent.agents import multi_turn
 from headrace.services.agent.episode import Episode
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.inference.engine import EngineOutput, EnginePrompt, EngineSetup, ScorePrompt
 from headrace.services.inference.engines.scripted import ScriptedEngine
 from headrace.stream_jobs.filters import Group
+from tests.simulation.calls import calling
 from tests.simulation.virtual_time import OWNER, Owner, loop
 
 LETTERS = "abcdefgh"
+PLACE = "out/place"
+"""The file that a Labyrinth gives out."""
 TURNS = 3
 """Steps of an episode."""
 
@@ -44,6 +49,14 @@ class Dice(ScriptedEngine):
         changed = {"options": options}
         super().__init__(EngineSetup(**{**_fields(setup), **changed}))
         self._random = loop().random
+
+    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
+        with calling(prompt.policy):
+            return await super().generate(prompt)
+
+    async def score(self, prompt: ScorePrompt) -> EngineOutput:
+        with calling(prompt.policy):
+            return await super().score(prompt)
 
     async def _continue(self, prompt: EnginePrompt) -> EngineOutput:
         await self._trouble()
@@ -102,12 +115,20 @@ class Labyrinth:
         self._owner = OWNER.get()
         open_environments()[self] = self._owner
 
+    takes_files = True
+
     async def reset(self, task: TaskView) -> Observation:
         """Begins: the first letters shown name the place, where that is one of chance."""
         begin = "".join(self._random.choices(LETTERS, k=3)) if self._sandbox else ""
+        for file in task.artifacts.values():
+            assert await file.read()
         self._path = f"{task.number}/{task.sample}/{begin}"
         self._left = TURNS
-        return await self._look(begin)
+        first = await self._look(begin)
+        # The name says which attempt it is of: another one begins elsewhere.
+        return (
+            replace(first, artifacts={f"log/{begin}": b""}) if begin and task.artifacts else first
+        )
 
     async def step(self, action: str) -> Observation:
         """Goes on."""
@@ -116,6 +137,12 @@ class Labyrinth:
         self._path += f"/{action}"
         self._left -= 1
         return await self._look("")
+
+    async def collect(self, patterns: Sequence[str]) -> Observation:
+        """Gives out the path that was gone."""
+        observation = await self._look("")
+        assert observation.text
+        return Observation(artifacts={PLACE: self._path.encode()})
 
     async def aclose(self) -> None:
         """Gives itself back."""
@@ -160,6 +187,12 @@ class Jury:
 
     async def aclose(self) -> None:
         """Nothing to give back."""
+
+
+def place_of(path: str) -> Blob:
+    """What a Labyrinth gives out after a path."""
+    data = path.encode()
+    return Blob(sha256=hashlib.sha256(data).digest(), size=len(data), name=PLACE)
 
 
 def where(path: str) -> str:

@@ -52,12 +52,16 @@ SOLE_IMPORTERS = {
     "confluent_kafka": ("services.kafka",),
     "docker": ("services.processes.docker",),
     "faust": ("stream_jobs",),
+    "kubernetes": ("services.processes.kubernetes",),
     "marshal": (),
-    "matplotlib": ("services.operate.compare",),
+    "inspect_ai": ("services.operate.trajectories",),
+    "matplotlib": ("services.operate.compare", "services.operate.plot"),
     "mcp": ("services.env.mcp",),
     "mode": ("stream_jobs",),
+    "opentelemetry": ("services.operate.trajectories",),
     "pickle": (),
     "reasoning_gym": ("services.env.libraries",),
+    "tensorboard": ("services.operate.track",),
     "textarena": ("services.env.libraries",),
     "torch": ("services.inference.engines", "services.models", "trainer"),
     "transformers": ("services.inference.engines", "services.models", "trainer"),
@@ -292,3 +296,15 @@ finally:
     assert done.returncode == 0, done.stderr
     assert "Usage: headrace" in done.stdout
     assert done.stdout.splitlines()[-1] == "loaded:"
+
+
+def test_the_invariants_are_checked_apart_from_the_code_that_keeps_them() -> None:
+    """No service, worker or trainer is imported; jobs and sources only for names and plug-ins."""
+    own = "headrace.services.operate.verify"
+    services = ("agent", "env", "inference", "kafka", "models", "scheduler", "worker")
+    banned = [f"headrace.services.{one}" for one in services] + ["headrace.trainer"]
+    found = [each for each in IMPORTS if within(each.importer, f"{own}.invariants")]
+    assert found
+    assert not [str(each) for each in found if within(each.imported, *banned)]
+    ours = [each for each in found if within(each.imported, "headrace.services.operate")]
+    assert not [str(each) for each in ours if not within(each.imported, f"{own}.invariants")]

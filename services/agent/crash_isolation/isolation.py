@@ -23,6 +23,7 @@ from headrace.schemas.events import (
     GenerationRequested,
     Ref,
 )
+from headrace.services.agent.attempt import Send
 from headrace.services.agent.crash_isolation.frames import Frame
 from headrace.services.agent.records import outcome_of
 from headrace.services.agent.requests import Answer, close_after
@@ -65,6 +66,8 @@ class IsolatedEpisode:
     started: EpisodeStarted
     recorded_at: float
     answers: dict[int, dict[str, Answer]]
+    send: Send
+    """Writes an event, an action to the partition of its environment."""
     cancelled: str | None = None
     """Why it is cancelled; None if it is not."""
     tell: Callable[[Frame], None] | None = None
@@ -105,7 +108,7 @@ class IsolatedEpisode:
         if isinstance(event, ActionRequested) and event.kind != "score":
             self._action = None if event.kind == "close" else event
         if answer is None:
-            return await self.context.send(event)
+            return await self.send(event)
         self._tell(Frame("answer", event=answer))
         return _NOT_SENT
 
@@ -115,7 +118,7 @@ class IsolatedEpisode:
         message = f"the agent's code killed {DEATHS} workers, then a process of its own ({death})"
         logger.error("poison: %s: %s", where, message)
         if self._action is not None:
-            await self.context.send(close_after(self._action, None))
+            await self.send(close_after(self._action, None))
         outcome = outcome_of(
             self.started,
             "failed",
@@ -123,7 +126,7 @@ class IsolatedEpisode:
             attempt=self.attempt,
             seconds=max(0.0, now() - self.recorded_at),
         )
-        await self.context.send(outcome)
+        await self.send(outcome)
 
     def _tell(self, frame: Frame) -> None:
         if self.tell is not None:

@@ -243,7 +243,7 @@ class ChatSession:
     ) -> tuple[Conversation, Generation]:
         """Asks the policy, once the episode has enough tokens left beside those reserved."""
         most = await self._reserve(said.role, request.max_tokens)
-        tools = () if said.tokens else request.tools
+        tools = () if said.length else request.tools
         schema, around = form
         asked = said.chat(new, tools=tools, max_tokens=most, json_schema=schema, around=around)
         task = self._loop.create_task(asked, context=self._context)
@@ -296,7 +296,7 @@ class ChatSession:
             finish="tool_calls" if calls else generation.finish,
             tokens=generation.tokens,
             logprobs=tuple(packed.unpack_f32(turn.logprobs)),
-            prompt_tokens=len(said.tokens) - len(generation.tokens),
+            prompt_tokens=said.length - len(generation.tokens),
         )
 
 

@@ -23,7 +23,6 @@ workers. Without any report the key decides, as for other topics, and each parti
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,22 +30,21 @@ from dataclasses import dataclass
 from random import Random
 from statistics import median
 
-from headrace.schemas.events import GenerationCompleted, GenerationRequested, LoadReported
+from headrace.schemas.events import GenerationCompleted, GenerationRequested, LoadReported, PoolLoad
+from headrace.services.agent.routing.failing_workers import FailingWorkers
+from headrace.services.agent.routing.worker_choice import (
+    COMPARED,
+    MOST_FORGOTTEN,
+    USED,
+    mixed,
+    place_in_order,
+)
 from headrace.services.worker.worker_loads import LONGEST_S, KnownLoad, WorkerLoads
 
 STAY_WAIT = 2.0
 """A prompt stays with its worker if it waits longer there by at most so many generations."""
 STAY_FREE = 0.5
 """It stays if another worker is free, and its own needs longer to drain by at most so many."""
-COMPARED = 8
-"""At most so many workers are compared for one prompt, beside the one that it prefers."""
-USED = 4
-"""Prompts go to at most so many of a worker's partitions: Kafka needs less CPU if more records come
-in one batch. If another worker gets one of them, it gets only a part of what is in flight."""
-AVOIDED_S = (1.0, 60.0)
-"""Seconds for which a worker is passed over after a failure: at first, and at most."""
-MOST_FORGOTTEN = 64
-"""About so many workers that have gone are kept in memory."""
 
 _Pair = tuple[str, str]
 """A policy and a worker."""
@@ -58,7 +56,7 @@ class _Choice:
 
     wait_s: float
     drain_s: float
-    known: KnownLoad
+    known: KnownLoad[PoolLoad]
 
 
 class PromptRoutes:
@@ -80,8 +78,7 @@ class PromptRoutes:
         """Prompts that were sent and not answered."""
         self._sent_at_report: dict[_Pair, int] = {}
         self._most = MOST_FORGOTTEN
-        self._failures: dict[_Pair, tuple[float, float]] = {}
-        """For how long a worker that failed is passed over, and until when."""
+        self._failing: FailingWorkers[_Pair] = FailingWorkers()
         self._begins_s: float | None = None
         """When all workers that report have done so."""
 
@@ -101,14 +98,10 @@ class PromptRoutes:
         pair = answer.policy, answer.worker
         failure = answer.failure
         if failure is None:
-            self._failures.pop(pair, None)
+            self._failing.on_success(pair)
         elif failure.origin == "infrastructure" and failure.retryable:
-            first, most = AVOIDED_S
-            avoided_s, until_s = self._failures.get(pair, (first / 2, 0.0))
-            if now_s >= until_s:  # Of prompts that failed together, the first one counts.
-                avoided_s = min(2 * avoided_s, most)
-                self._failures[pair] = avoided_s, now_s + avoided_s
-            if len(self._failures) > self._most:
+            self._failing.on_failure(pair, now_s)
+            if len(self._failing) > self._most:
                 self._forget(now_s)
 
     @contextmanager
@@ -127,7 +120,8 @@ class PromptRoutes:
         pair = request.policy, chosen.worker
         self._sent[pair] += 1
         try:
-            spread = _mixed(f"{request.task}/{request.sample}")
+            spread = mixed(f"{request.task}/{request.sample}")
+            del request  # it may have 100 KiB
             yield chosen.partitions[spread % min(USED, len(chosen.partitions))]
         finally:
             self._sent[pair] -= 1
@@ -136,7 +130,7 @@ class PromptRoutes:
 
     def _choose(
         self, request: GenerationRequested, home: str | None, now_s: float
-    ) -> KnownLoad | None:
+    ) -> KnownLoad[PoolLoad] | None:
         """Returns the worker for a prompt. None if none is known, or if a version is pinned."""
         if request.pinned is not None or self._begins_s is None or now_s < self._begins_s:
             return None
@@ -146,7 +140,7 @@ class PromptRoutes:
         preferred = next((one for one in workers if one.worker == home), None)
         if preferred is None:
             # Each task has an order of the workers of its own. If one goes, the others keep theirs.
-            preferred = max(workers, key=lambda one: _mixed(f"{request.task} {one.worker}"))
+            preferred = max(workers, key=lambda one: place_in_order(request.task, one.worker))
         compared = workers
         if len(workers) > COMPARED:
             compared = [*self._chance.sample(workers, COMPARED), preferred]
@@ -161,25 +155,23 @@ class PromptRoutes:
         )
         return preferred if stays else best.known
 
-    def _working(self, policy: str, now_s: float) -> list[KnownLoad]:
+    def _working(self, policy: str, now_s: float) -> Sequence[KnownLoad[PoolLoad]]:
         """The workers of a policy that have not failed lately, or all if all have."""
         workers = self.loads.of(policy, now_s)
-        if not self._failures:
+        if not self._failing:
             return workers
         good = [
-            one
-            for one in workers
-            if now_s >= self._failures.get((policy, one.worker), (0.0, 0.0))[1]
+            one for one in workers if not self._failing.is_passed_over((policy, one.worker), now_s)
         ]
         return good or workers
 
-    def _expect(self, known: KnownLoad, policy: str, typical_s: float) -> _Choice:
+    def _expect(self, known: KnownLoad[PoolLoad], policy: str, typical_s: float) -> _Choice:
         load = self._load(known, policy)
         slots = known.load.slots
         each_s = (known.load.run_ms / 1000 or typical_s) / slots
         return _Choice(each_s * max(0.0, load + 1 - slots), each_s * (load + 1), known)
 
-    def _load(self, known: KnownLoad, policy: str) -> float:
+    def _load(self, known: KnownLoad[PoolLoad], policy: str) -> float:
         """How many prompts a worker probably has, in its slots and waiting."""
         pair = policy, known.worker
         own = self._sent[pair]
@@ -197,16 +189,11 @@ class PromptRoutes:
         self._sent_at_report = {
             pair: count for pair, count in self._sent_at_report.items() if pair in alive
         }
-        self._failures = {pair: one for pair, one in self._failures.items() if pair in alive}
+        self._failing.keep(alive)
         self._most = 2 * len(alive) + MOST_FORGOTTEN
 
 
-def _typical(workers: Sequence[KnownLoad]) -> float:
+def _typical(workers: Sequence[KnownLoad[PoolLoad]]) -> float:
     """The median of the workers' mean times of a generation in seconds; 1 if none is known."""
     known = [one.load.run_ms for one in workers if one.load.run_ms]
     return median(known) / 1000 if known else 1.0
-
-
-def _mixed(text: str) -> int:
-    """A number that looks random, and is the same in every process."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

@@ -21,8 +21,10 @@ from headrace.schemas.problems import problems_of
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.environment import Claim, Environment
 from headrace.services.env.libraries import libraries_child as child
+from headrace.services.env.slots import EnvironmentSlots
 from headrace.services.processes.allowed_environment import allowed_environment
 from headrace.services.processes.child_process import ChildProcess, LineTooLong
+from headrace.services.tasks.artifact_store import ArtifactStore
 
 MAKE_S = 120.0
 """Seconds that the import of a library may take."""
@@ -127,9 +129,16 @@ class LibraryProcess:
 class LibrarySetup:
     """The Setup of a library's environments. It owns the child process."""
 
-    def __init__(self, use: str, options: Mapping[str, Any], slots: asyncio.Semaphore) -> None:
+    def __init__(
+        self,
+        use: str,
+        options: Mapping[str, Any],
+        slots: EnvironmentSlots,
+        store: ArtifactStore | None = None,
+    ) -> None:
         """Raises UsageError if the value of a limit is not valid."""
         self.slots = slots
+        self.store = store
         self.options = options
         try:
             self.process = LibraryProcess(use, Bounds.model_validate(options))

@@ -16,12 +16,8 @@ from typing import IO
 
 from headrace.errors import InfrastructureError
 from headrace.services.env.sandbox.responsibility import Evidence, responsible
-from headrace.services.processes.docker.docker_engine import (
-    Conflict,
-    DockerEngine,
-    NotThere,
-    Output,
-)
+from headrace.services.env.sandbox.sandbox_engine import CommandOutput, SandboxEngine
+from headrace.services.processes.docker.docker_errors import Conflict, NotThere
 from headrace.services.processes.docker.hardened import KEEPER, USER, WORK, Limits
 
 MIB = 2**20
@@ -41,22 +37,24 @@ else its user runs. The word that it prints then says that the command begins. I
 streams, so that their order is kept."""
 BESIDE = 'exec 2>&1; echo begun; exec "$@"'
 """The wrapper if processes may outlive their command."""
-CENSUS = f"""
+CENSUS = """
 n=0 stopped=0
 for p in /proc/[0-9]*; do
+  if [ "$p" = /proc/1 ]; then continue; fi
   user=gone state=
   while read -r key value rest; do
     if [ "$key" = State: ]; then state=$value; fi
     if [ "$key" = Uid: ]; then user=$value; break; fi
   done 2>/dev/null <$p/status
-  case $user in {USER.partition(":")[0]}|gone) n=$((n+1)) ;; *) continue ;; esac
+  case $user in "$1"|gone) n=$((n+1)) ;; *) continue ;; esac
   case $state in T|t) stopped=$((stopped+1)) ;; esac
 done
 echo begun $n $stopped
 """
-"""Counts the processes of the policy's user, and those of them that are stopped or traced. Those
-that end meanwhile count: they may have children. It runs as the keeper, whose processes the
-policy's can't affect."""
+"""Counts the live processes of the user that is its argument, which is the policy's, and those of
+them that are stopped or traced. Those that end meanwhile count: they may have children. The first
+process does not count: whoever its user is, nothing in the sandbox can affect it. It runs as the
+keeper, whose processes the policy's can't affect."""
 _COUNTED = re.compile(rb"begun (\d+) (\d+)\s*")
 CENSUS_S = 40.0
 KILLED = 137
@@ -101,7 +99,7 @@ class CommandStart:
     """Starts one command in a container that runs."""
 
     def __init__(
-        self, engine: DockerEngine, name: str, limits: Limits, keep_processes: bool
+        self, engine: SandboxEngine, name: str, limits: Limits, keep_processes: bool
     ) -> None:
         """`keep_processes` says whether processes may outlive their command."""
         self._engine = engine
@@ -111,7 +109,7 @@ class CommandStart:
 
     async def begin(
         self, stack: AsyncExitStack, command: Sequence[str], given: IO[bytes] | None = None
-    ) -> tuple[str, Output, bytes]:
+    ) -> tuple[str, CommandOutput, bytes]:
         """Start a command. Return its id, its output, and what of the output was read already.
 
         It gets the bytes of `given` at its stdin, without an end. Raises SandboxEnded if the policy
@@ -198,7 +196,7 @@ class CommandStart:
             raise error from None
         raise SandboxEnded("the engine can't reach the sandbox any more") from error
 
-    async def _first(self, run_id: str, output: Output) -> tuple[bytes, bool]:
+    async def _first(self, run_id: str, output: CommandOutput) -> tuple[bytes, bool]:
         """Wait for the wrapper's word. What comes after it is the command's own output.
 
         Also return whether the output has ended.
@@ -281,10 +279,11 @@ class CommandStart:
     async def _census(self) -> Census | None:
         """Count the live processes of the policy's user; None if no command can be started."""
         said = b""
+        command = ("sh", "-c", CENSUS, "sh", self._engine.policy_user(self._name))
         try:
             async with (
                 asyncio.timeout(CENSUS_S),
-                self._engine.run(self._name, ("sh", "-c", CENSUS), KEEPER, "/") as (_, output),
+                self._engine.run(self._name, command, KEEPER, "/") as (_, output),
             ):
                 while chunk := await output.read():
                     said += chunk

@@ -2,8 +2,9 @@
 
     headrace.NAMESPACE.TASK-SAMPLE-ATTEMPT.PARTITION-OFFSET.TOKEN.BEGUN      in use
     headrace.NAMESPACE.TASK-SAMPLE-ATTEMPT.PARTITION-OFFSET.TOKEN.BEGUN.copy in use, for one grading
-    headrace.NAMESPACE.idle.TOKEN                                            persistent, unused
-    headrace.NAMESPACE.taken.TOKEN                                           between these two
+    headrace.NAMESPACE.idle.TOKEN                                            persistent, restarted
+    headrace.NAMESPACE.ready.TOKEN                                           started, never used
+    headrace.NAMESPACE.taken.TOKEN                                           about to be used
 
 BEGUN is the index of the last action that was begun. To begin the next action, a worker renames the
 container from the name that it has seen last to the one name that follows it. If two workers try,
@@ -11,7 +12,7 @@ one of them finds the old name gone or the new name in use. So no action is begu
 worker that has lost its partition can do nothing more. Processes in the container can't see the
 name.
 
-The engine looks a container up before it locks it, so two renames from one name to *different*
+Docker looks a container up before it locks it, so two renames from one name to *different*
 names may both succeed. That is why an idle container first gets the name `taken`, which is the same
 for every worker.
 """
@@ -19,10 +20,13 @@ for every worker.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from headrace.services.env.environment import Claim
 
+EPISODE, PARTITION = "headrace.episode", "headrace.partition"
+"""Labels that follow from a container's name."""
 _IN_USE = re.compile(
     r"/?headrace\.(?P<namespace>[a-z0-9_-]+)\.(?P<task>\d+)-(?P<sample>\d+)-(?P<attempt>\d+)"
     r"\.(?P<partition>\d+)-(?P<offset>\d+)\.(?P<token>[0-9a-f]+)\.(?P<begun>\d+)(?P<copy>\.copy)?\Z"
@@ -48,6 +52,10 @@ class InUse:
     def instance(self) -> str:
         """The container's id in the topic `instances`."""
         return f"sandbox-{self.token}"
+
+    def is_of(self, claim: Claim) -> bool:
+        """Whether it is a container of this attempt's environment in the claim's partition."""
+        return (self.attempt, self.partition) == (claim.attempt, claim.partition)
 
     def __str__(self) -> str:
         return (
@@ -78,14 +86,36 @@ def parse(name: str) -> InUse | None:
     return InUse(namespace=match["namespace"], token=match["token"], copy=copy, **found)
 
 
-def of_episode(namespace: str, claim: Claim) -> str:
-    """Return a pattern that matches the containers of the claim's episode, of every attempt."""
-    return f"^/?headrace\\.{re.escape(namespace)}\\.{claim.task}-{claim.sample}-"
+@dataclass(frozen=True, slots=True)
+class Which:
+    """Which containers are looked for."""
+
+    pattern: str
+    """A regular expression of their names."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Labels that follow from such a name, for an engine that finds containers by labels."""
 
 
-def of_partition(namespace: str, partition: int) -> str:
-    """Return a pattern that matches the containers of one partition's episodes."""
-    return f"^/?headrace\\.{re.escape(namespace)}\\.[0-9-]+\\.{partition}-"
+def read(name: str) -> tuple[str, dict[str, str]]:
+    """Return the token of a container's name, which stays, and the labels that the name implies."""
+    found = parse(name)
+    if found is None:
+        return name.rpartition(".")[2], {}
+    episode = f"{found.task}-{found.sample}"
+    return found.token, {EPISODE: episode, PARTITION: str(found.partition)}
+
+
+def of_episode(namespace: str, claim: Claim) -> Which:
+    """Return which containers are of the claim's episode, of every attempt."""
+    episode = f"{claim.task}-{claim.sample}"
+    pattern = f"^/?headrace\\.{re.escape(namespace)}\\.{episode}-"
+    return Which(pattern, {EPISODE: episode})
+
+
+def of_partition(namespace: str, partition: int) -> Which:
+    """Return which containers are of one partition's episodes."""
+    pattern = f"^/?headrace\\.{re.escape(namespace)}\\.[0-9-]+\\.{partition}-"
+    return Which(pattern, {PARTITION: str(partition)})
 
 
 def idle(namespace: str, token: str) -> str:
@@ -93,11 +123,21 @@ def idle(namespace: str, token: str) -> str:
     return f"headrace.{namespace}.idle.{token}"
 
 
+def ready(namespace: str, token: str) -> str:
+    """Return the name of a container that was started before an episode needed it."""
+    return f"headrace.{namespace}.ready.{token}"
+
+
+def of_ready(namespace: str) -> Which:
+    """Return which containers were never used."""
+    return Which(f"^/?headrace\\.{re.escape(namespace)}\\.ready\\.")
+
+
 def taken(namespace: str, token: str) -> str:
     """Return the name that a worker gives an idle container to take it."""
     return f"headrace.{namespace}.taken.{token}"
 
 
-def of_idle(namespace: str) -> str:
-    """Return a pattern that matches idle containers."""
-    return f"^/?headrace\\.{re.escape(namespace)}\\.idle\\."
+def of_idle(namespace: str) -> Which:
+    """Return which containers are idle."""
+    return Which(f"^/?headrace\\.{re.escape(namespace)}\\.idle\\.")

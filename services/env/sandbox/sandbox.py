@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from tempfile import SpooledTemporaryFile
 from typing import Any
 
-from pydantic import Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from headrace.errors import InfrastructureError
+from headrace.schemas.recipe.task_settings import Artifacts
+from headrace.services.base.types import TaskFile
 from headrace.services.env.sandbox.command_start import (
     KILL,
     CommandStart,
@@ -19,21 +28,57 @@ from headrace.services.env.sandbox.command_start import (
 )
 from headrace.services.env.sandbox.container_names import InUse
 from headrace.services.env.sandbox.kept_output import KeptOutput
+from headrace.services.env.sandbox.sandbox_engine import CommandOutput, SandboxEngine
 from headrace.services.env.sandbox.workspace_copy import SPOOL_BYTES, pack, unpack
-from headrace.services.processes.docker.docker_engine import (
-    Conflict,
-    DockerEngine,
-    NotThere,
-    Output,
+from headrace.services.env.sandbox.workspace_files import (
+    CollectedFiles,
+    collect_files,
+    write_files,
 )
+from headrace.services.processes.docker.docker_errors import Conflict, NotThere
 from headrace.services.processes.docker.hardened import USER, Limits, Positive
+from headrace.services.processes.kubernetes.cluster_address import is_cluster, read_address
 
+NOT_IN_PODS = ("root_mb", "images_gb", "images_unused_h", "pull_submitted")
+"""Options that only Docker hosts have."""
 SIGNALLED = 128
 """Exit codes above it may mean that a signal ended the wrapper."""
 KILL_S = 30.0
 """Seconds within which a command's processes must be gone after they are killed."""
 ARGUMENT_BYTES = 100_000
 """Longest argument of a command. The kernel's limit is 131,072 bytes with the final NUL."""
+
+
+class HostSettings(BaseModel):
+    """One engine or cluster of a pool."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: str
+    """Its address: `unix:///path` or `tcp://host:port` of a Docker engine, or
+    `kubernetes://CONTEXT/NAMESPACE` of a cluster. CONTEXT is one of the worker's kubeconfig.
+    Without it, that is the cluster in which the worker runs, or else the current context."""
+    slots: Positive
+    """Most containers or pods that one worker has on it at once."""
+    tls: str = ""
+    """Folder of ca.pem, cert.pem and key.pem on the worker's host. Empty means no TLS. The
+    kubeconfig has those of a cluster."""
+
+    @field_validator("url")
+    @classmethod
+    def _keep_passwords_out(cls, url: str) -> str:
+        if is_cluster(url):
+            read_address(url)
+        elif "@" in url:
+            raise ValueError("the address may have no user and password; use `tls`")
+        return url
+
+    @field_validator("tls")
+    @classmethod
+    def _leave_tls_to_kubeconfig(cls, tls: str, info: ValidationInfo) -> str:
+        if tls and is_cluster(info.data.get("url", "")):
+            raise ValueError("the kubeconfig says how a cluster is reached: leave `tls` out")
+        return tls
 
 
 class SandboxSettings(Limits):
@@ -43,7 +88,17 @@ class SandboxSettings(Limits):
     image: str
     """Image for tasks that name none. It needs `sh` and `sleep`, and `python3` for most tools."""
     images: tuple[str, ...] = ()
-    """Further images that tasks may name."""
+    """Further images that tasks may name. A host pulls each when the first task needs it."""
+    pull_submitted: bool = False
+    """Whether workers also pull the images of tasks that were submitted and have not started. Each
+    worker does so for all of them, so it helps if all workers use the same hosts."""
+    pull_s: Positive = 900
+    """Seconds that one pull of an image may take."""
+    images_gb: float | None = Field(default=None, gt=0)
+    """If the images of a host take more than this, in GB, those that Headrace pulled and that no
+    episode needs are removed, the least recently used first."""
+    images_unused_h: float | None = Field(default=None, gt=0)
+    """Images that Headrace pulled are removed if no episode used them for these hours."""
     tool: str = "shell"
     """What an action is: `shell`, `python`, `coding`, `repair`, or the import path of
     your own Tool."""
@@ -59,9 +114,42 @@ class SandboxSettings(Limits):
     """Seconds that a command may run."""
     lifetime_s: Positive = 3600
     """Seconds after which a persistent sandbox is not used again."""
+    root_mb: Positive | None = None
+    """If set, the image's files may be changed if their modes allow it to the sandbox's user, up to
+    this many MiB on the engine's disk. The engine's storage driver must be able to limit that."""
+    hosts: tuple[HostSettings, ...] = ()
+    """Engines and clusters that share the episodes, instead of the engine that the command `docker`
+    would use. Each is a table with `url`, `slots` and, for TLS, `tls`: the folder of ca.pem,
+    cert.pem and key.pem on the worker's host. The `url` of a cluster is
+    `kubernetes://CONTEXT/NAMESPACE`."""
+    ready: int = Field(default=0, ge=0)
+    """Containers of `image` that each host has started before episodes need them, beside `slots`.
+    They live for `lifetime_s`, so that must exceed the deadlines of tasks by far."""
     keep_processes: bool = False
     """Whether processes go on when their command ends, such as a server that later commands use. If
     they keep a command from beginning, the policy is responsible."""
+
+    @field_validator("hosts")
+    @classmethod
+    def _name_each_host_once(cls, hosts: tuple[HostSettings, ...]) -> tuple[HostSettings, ...]:
+        if len({host.url for host in hosts}) < len(hosts):
+            raise ValueError("two of the hosts have the same url")
+        return hosts
+
+    @property
+    def on_cluster(self) -> bool:
+        """Whether an episode may get a pod."""
+        return any(is_cluster(host.url) for host in self.hosts)
+
+    @model_validator(mode="after")
+    def _leave_to_the_nodes(self) -> SandboxSettings:
+        given = [key for key in NOT_IN_PODS if getattr(self, key)]
+        if self.on_cluster and given:
+            raise ValueError(
+                f"{', '.join(given)} can't be had on Kubernetes, where the nodes look after images "
+                "and disks: leave it out, or take no kubernetes:// address as a host"
+            )
+        return self
 
 
 class BadArgument(ValueError):
@@ -85,7 +173,7 @@ class Sandbox:
 
     def __init__(
         self,
-        engine: DockerEngine,
+        engine: SandboxEngine,
         settings: SandboxSettings,
         name: InUse,
         fresh: Callable[[], AbstractAsyncContextManager[Sandbox]],
@@ -152,6 +240,24 @@ class Sandbox:
                     await unpack(fresh._start(), archive)
                 yield fresh
 
+    async def write_files(self, files: Mapping[str, TaskFile]) -> None:
+        """Write the files of a task into /workspace, before anything else runs in it.
+
+        Raises UsageError if they do not fit, and InfrastructureError if they can't be fetched.
+        """
+        async with self._turn:
+            await write_files(self._start(), files, self._settings.disk_mb)
+
+    async def collect(
+        self, patterns: Sequence[str], limits: Artifacts
+    ) -> tuple[CollectedFiles, list[str]]:
+        """Return the plain files of /workspace that match, and what was left out, with reasons.
+
+        Raises SandboxEnded if the policy made them uncopyable.
+        """
+        async with self._turn:
+            return await collect_files(self._start(), patterns, limits, self._settings.disk_mb)
+
     def _start(self) -> CommandStart:
         return CommandStart(self._engine, str(self.name), self._settings, self._keeps)
 
@@ -170,7 +276,7 @@ class Sandbox:
     def _keeps(self) -> bool:
         return self._settings.keep_processes and not self.name.copy
 
-    async def _read(self, output: Output, kept: KeptOutput, limit_s: float) -> str:
+    async def _read(self, output: CommandOutput, kept: KeptOutput, limit_s: float) -> str:
         """Read until the command ends. Return why it must be ended, or an empty text."""
         try:
             async with asyncio.timeout(limit_s):
@@ -182,7 +288,7 @@ class Sandbox:
             return f"it ran for {limit_s:g} s"
         return ""
 
-    async def _kill(self, output: Output) -> None:
+    async def _kill(self, output: CommandOutput) -> None:
         """Kill all processes of the sandbox's user. If that fails, remove the sandbox.
 
         They may stop the command that kills them, so that the engine can't even remove it. Then the

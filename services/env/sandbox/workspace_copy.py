@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import tarfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import PurePosixPath
 from tempfile import SpooledTemporaryFile
@@ -37,11 +38,28 @@ NO_PROGRAM = 127
 UNCOPYABLE = "its files could not be copied"
 UNREADABLE = (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError)
 """What `tarfile` raises for bytes that are no archive."""
-_OWNER, _GROUP = map(int, USER.split(":"))
+OWNER, GROUP = map(int, USER.split(":"))
 
 
 class UnsafeArchive(ValueError):
     """An archive is broken, too large, or contains what no workspace can contain."""
+
+
+class SmallHeaders(tarfile.TarInfo):
+    """A member of an untrusted archive. `tarfile` reads the headers of a member into memory as a
+    whole, keeps them, and adds those of the whole archive to each member."""
+
+    def _proc_member(self, archive: tarfile.TarFile) -> tarfile.TarInfo:
+        """Refuse headers that no `tar` writes for a workspace."""
+        if self.type == tarfile.XGLTYPE:
+            raise UnsafeArchive("it has a header for all files")
+        extended = (tarfile.XHDTYPE, tarfile.SOLARIS_XHDTYPE)
+        long_names = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+        if self.type in (*extended, *long_names) and not 0 <= self.size <= 4 * MOST_NAME:
+            raise UnsafeArchive(f"a header has {self.size:,} bytes")
+        member: tarfile.TarInfo = super()._proc_member(archive)  # type: ignore[misc]
+        member.pax_headers = {}
+        return member
 
 
 async def pack(start: CommandStart, disk_mb: int, archive: IO[bytes]) -> None:
@@ -49,29 +67,36 @@ async def pack(start: CommandStart, disk_mb: int, archive: IO[bytes]) -> None:
 
     Raises SandboxEnded if the policy made its files uncopyable, UsageError if the image can't pack.
     """
-    code, left = None, (disk_mb + HEADERS_MB) * MIB
     with SpooledTemporaryFile(SPOOL_BYTES) as packed:
-        async with AsyncExitStack() as stack:
-            run_id, output, chunk = await start.begin(stack, PACK)
-            try:
-                async with asyncio.timeout(COPY_S):
-                    while chunk or (chunk := await output.read()):
-                        left -= len(chunk)
-                        if left < 0:
-                            raise SandboxEnded(f"{UNCOPYABLE}: they are too large")
-                        packed.write(chunk)
-                        chunk = b""
-                code = await start.exit_code(run_id)
-            except TimeoutError as error:
-                raise SandboxEnded(f"{UNCOPYABLE} in {COPY_S:g} s") from error
-        _check_code(code)
-        if code is None or code >= KILLED:
-            raise SandboxEnded(f"{UNCOPYABLE}: packing them was ended")
+        await read_packed(start, PACK, disk_mb, packed)
         packed.seek(0)
         try:
             await asyncio.to_thread(clean_archive, packed, archive, disk_mb * MIB)
         except UnsafeArchive as error:
             raise SandboxEnded(f"{UNCOPYABLE}: {error}") from error
+
+
+async def read_packed(
+    start: CommandStart, command: Sequence[str], disk_mb: int, packed: IO[bytes]
+) -> None:
+    """Write what a command packs in a sandbox to `packed`. It is not checked. Raises as `pack`."""
+    code, left = None, (disk_mb + HEADERS_MB) * MIB
+    async with AsyncExitStack() as stack:
+        run_id, output, chunk = await start.begin(stack, command)
+        try:
+            async with asyncio.timeout(COPY_S):
+                while chunk or (chunk := await output.read()):
+                    left -= len(chunk)
+                    if left < 0:
+                        raise SandboxEnded(f"{UNCOPYABLE}: they are too large")
+                    packed.write(chunk)
+                    chunk = b""
+            code = await start.exit_code(run_id)
+        except TimeoutError as error:
+            raise SandboxEnded(f"{UNCOPYABLE} in {COPY_S:g} s") from error
+    _check_code(code)
+    if code is None or code >= KILLED:
+        raise SandboxEnded(f"{UNCOPYABLE}: packing them was ended")
 
 
 async def unpack(start: CommandStart, archive: IO[bytes]) -> None:
@@ -95,7 +120,8 @@ async def unpack(start: CommandStart, archive: IO[bytes]) -> None:
 def _check_code(code: int | None) -> None:
     if code == NO_PROGRAM:
         raise UsageError(
-            "the image has no `tar` or no `head`, which copy the files that are graded: add them"
+            "the image has no `tar` or no `head`, which copy files into and out of sandboxes: add "
+            "them"
         )
 
 
@@ -108,7 +134,9 @@ def clean_archive(source: IO[bytes], target: IO[bytes], most_bytes: int) -> None
     """
     try:
         with (
-            tarfile.open(fileobj=source, mode="r:", encoding="utf-8") as packed,
+            tarfile.open(
+                fileobj=source, mode="r:", encoding="utf-8", tarinfo=SmallHeaders
+            ) as packed,
             tarfile.open(fileobj=target, mode="w:", format=FORMAT, encoding="utf-8") as clean,
         ):
             _Cleaning(packed, clean, most_bytes).run()
@@ -139,7 +167,7 @@ class _Cleaning:
             raise UnsafeArchive("a name occurs twice")
         self._require_folder(path.parent)
         made = tarfile.TarInfo(str(path))
-        made.uid, made.gid = _OWNER, _GROUP
+        made.uid, made.gid = OWNER, GROUP
         made.mode, made.mtime = member.mode & 0o777, member.mtime
         if member.isdir():
             self._kinds[path] = "directory"

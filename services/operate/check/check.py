@@ -47,7 +47,7 @@ from headrace.services.tasks.curation.curators import load_curator
 from headrace.services.tasks.data_sets import items_by_epoch, items_of
 from headrace.services.tasks.evaluation_source import data_set_of
 from headrace.services.tasks.source import SOURCE
-from headrace.services.tasks.task_maker import Item, TaskMaker
+from headrace.services.tasks.task_maker import Item, TaskMaker, make_alone
 from headrace.services.tasks.warm_start import demonstrations
 
 CHATTING = ("chat", "client", "command")
@@ -108,7 +108,7 @@ class _Trial:
                 kind = type(found[2]).__name__
                 raise UsageError(f"it yielded a {kind}, not an Item: `from headrace import Item`")
             else:
-                TaskMaker(self.recipe, SOURCE).make(found[2], "check")
+                make_alone(self.recipe, SOURCE, found[2])
         for choice in tasks.curators:
             with self._trying(f"tasks.curators {use_and_options(choice)[0]!r}"):
                 check_contract(load_curator(choice))
@@ -118,7 +118,8 @@ class _Trial:
         if self.recipe.evaluation is not None:
             with self._trying("evaluation.use"):
                 next(items_of(*data_set_of(self.recipe, self.recipe.evaluation)), None)
-        return found[2] if found else None
+        # An item may bring files, which are not stored here, or choose another environment.
+        return found[2] if found and not {"artifacts", "environment"} & set(found[2].task) else None
 
     def agents(self) -> None:
         setups: Mapping[str, AgentSetup] = {}

@@ -60,9 +60,10 @@ def compare(
 
     from headrace.services.operate.compare.compare import compare as compare_runs
     from headrace.services.operate.compare.comparison_output import print_comparison
-    from headrace.services.operate.compare.comparison_plot import draw, plotter
+    from headrace.services.operate.compare.comparison_plot import draw
+    from headrace.services.operate.plot.figure_file import empty_figure
 
-    figure = None if plot is None else plotter(plot)
+    figure = None if plot is None else empty_figure(plot, "--plot")
     cluster = cluster_of(options)
     found = asyncio.run(compare_runs(cluster, replays, policy, say, evaluate=evaluate))
     if as_json:

@@ -27,11 +27,14 @@ from headrace.schemas.topics import (
     DEAD_LETTERS,
     EPISODES,
     ITEMS,
+    LIMITS,
     LOADS,
     POLICIES,
     QUOTAS,
     RUNS,
+    SHARES,
     TRAJECTORIES,
+    WAITING,
     Topics,
 )
 from headrace.services.base.clock import now
@@ -52,12 +55,15 @@ REFUSED = {
     RUNS.name: "only `headrace apply` and `headrace run` write the state of a run, and its order "
     "matters",
     QUOTAS.name: "a later one of the tenant may have replaced it. `headrace quota` sets it again",
+    WAITING.name: "only the scheduler writes this topic, and its newest record counts",
+    LIMITS.name: "a later one of the limit may have replaced it. `headrace quota` sets it again",
     EPISODES.name: "only the scheduler writes this topic, and it starts each sample once",
     TRAJECTORIES.name: "an outcome refers to a trajectory by its location, and a copy would have "
     "another one. Once the record decodes, readers find it at its old location",
     ITEMS.name: "only item-statistics writes this topic, and its newest record of an item counts",
     BATCHES.name: "only assemble-batches writes this topic, and its order is the order of training",
     LOADS.name: "a later report of the worker has replaced it",
+    SHARES.name: "only the scheduler writes this topic, and the newest division of a limit counts",
     POLICIES.name: "only the trainer writes this topic, in the order of the versions",
 }
 """The topics that don't take a dead letter back, and the reasons."""

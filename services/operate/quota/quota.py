@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from headrace.errors import UsageError
 from headrace.schemas.events import EpisodeEnded, EpisodeStarted, QuotaSet, TaskSubmitted
+from headrace.schemas.recipe.limit_settings import Tenant
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.recipe.tenant_settings import Tenant
 from headrace.schemas.topics import EPISODES, OUTCOMES, QUOTAS, TASKS
 from headrace.services.base.clock import now
 from headrace.services.log.event_log import EventLog

@@ -162,7 +162,8 @@ def _type(hint: Any) -> str:
             fixed = origin is tuple and arguments[-1] is not ...
             number = f"{len(arguments)} " if fixed else ""
             return f"array of {number}{_several(arguments[0])}"
-    assert table_of(hint) is not None, f"{hint} has no name in TOML"
+    is_table = table_of(hint) is not None or issubclass(hint, BaseModel)
+    assert is_table, f"{hint} has no name in TOML"
     return "table"
 
 

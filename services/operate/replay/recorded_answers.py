@@ -108,7 +108,7 @@ def is_the_agents(request: Request) -> bool:
     """Whether the agent's code makes such a request, and not Headrace after the agent's end."""
     if isinstance(request, GenerationRequested):
         return request.kind == "generate"
-    return request.kind != "close"
+    return request.kind not in ("close", "collect")
 
 
 class _Stopped(BaseException):

@@ -25,17 +25,34 @@ def child_specs(
     `metrics_port`, and each further child on the next port; 0 disables metrics. With `services`,
     only the children of those services are returned.
     """
-    specs = []
-    for number, (name, service, policy) in enumerate(_processes(recipe)):
-        if services is not None and service not in services:
-            continue
+    spare = {name for name, _, _ in _spares(recipe)}
+    return [
+        spec
+        for name, service, spec in _specs(recipe, resolved, metrics_port)
+        if name not in spare and (services is None or service in services)
+    ]
+
+
+def scaled_specs(recipe: Recipe, resolved: Path, metrics_port: int = 0) -> list[ChildSpec]:
+    """Returns a child for each inference worker that a run may have, first those that start at
+    once. `resolved` and `metrics_port` are those of `child_specs`."""
+    specs = _specs(recipe, resolved, metrics_port)
+    return [spec for _, service, spec in specs if service == "inference"]
+
+
+def _specs(
+    recipe: Recipe, resolved: Path, metrics_port: int
+) -> Iterator[tuple[str, str, ChildSpec]]:
+    """Yields name, service and child of each process, also of those that may be added."""
+    processes = [*_processes(recipe), *_spares(recipe)]
+    for number, (name, service, policy) in enumerate(processes):
         arguments = ["serve", service, str(resolved), "--parent-fd", "{parent_fd}"]
         if policy is not None:
             arguments += ["--policy", policy]
         if metrics_port:
             arguments += ["--metrics-port", str(metrics_port + number)]
-        specs.append(ChildSpec(name, headrace_command(*arguments), may_end=service in MAY_END))
-    return specs
+        command = headrace_command(*arguments)
+        yield name, service, ChildSpec(name, command, may_end=service in MAY_END)
 
 
 def services_of(recipe: Recipe) -> list[str]:
@@ -56,8 +73,9 @@ def _processes(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
     if any(not environment.external for environment in recipe.environments.values()):
         counts["env"] = recipe.workers.env
     for service, count in counts.items():
+        numbered = count > 1 or (service == "inference" and recipe.workers.autoscale is not None)
         for number in range(1, count + 1):
-            yield (f"{service}-{number}" if count > 1 else service), service, None
+            yield (f"{service}-{number}" if numbered else service), service, None
     yield "assemble-groups", "assemble-groups", None
     for name, policy_settings in recipe.policies.items():
         if policy_settings.training is not None:
@@ -67,3 +85,10 @@ def _processes(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
     if recipe.evaluation is not None and recipe.tasks.purpose == "train":
         yield "evaluation", "evaluation", None
     yield "source", "source", None
+
+
+def _spares(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
+    """Yields the inference workers that autoscaling may add."""
+    if recipe.workers.autoscale is not None:
+        for number in range(recipe.workers.inference + 1, recipe.workers.autoscale.most + 1):
+            yield f"inference-{number}", "inference", None

@@ -44,6 +44,10 @@ def _check(text: str) -> Check:
 @click.option(
     "--no-check", is_flag=True, help="Don't try the recipe's parts before the namespace is created."
 )
+@click.option(
+    "--dashboard", is_flag=True,
+    help="Show the run in a browser, too: print the address of `headrace dashboard` to stderr.",
+)  # fmt: skip
 @quiet_option
 @json_option
 @click.option(
@@ -57,6 +61,7 @@ def run(
     settings: tuple[str, ...],
     checks: tuple[Check, ...],
     no_check: bool,
+    dashboard: bool,
     quiet: bool,
     as_json: bool,
     metrics_port: int,
@@ -76,6 +81,7 @@ def run(
     Examples:
       headrace run
       headrace run quickstart --check 'reward>=0.95' --check 'seconds<90'
+      headrace run my.toml --dashboard
       headrace run my.toml --set stop.versions=10 --set workers.agent=2
       headrace run my.toml --bootstrap-servers broker:9092 --registry-url http://registry:8081
     """
@@ -85,7 +91,8 @@ def run(
     from headrace.services.models.weights import model_folder
     from headrace.services.namespace.cluster_config import read_recipe
     from headrace.services.operate.find_versions import resolve
-    from headrace.services.operate.run.run import LocalRun, command_line
+    from headrace.services.operate.run.report import command_line
+    from headrace.services.operate.run.run import LocalRun
     from headrace.services.operate.run_references import fetch_models
 
     cluster, say = cluster_of(options), say_unless(quiet)
@@ -101,6 +108,7 @@ def run(
         checks=checks,
         metrics_port=metrics_port,
         check=not no_check,
+        dashboard=dashboard,
         on_interrupt=f"pausing the run; `{command_line()}` continues it",
     )
     summary = asyncio.run(whole.execute())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import dataclass
 
 from headrace.services.operate.run.live_view import Status, policy_line
@@ -117,3 +119,8 @@ class Summary:
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f}"
+
+
+def command_line() -> str:
+    """Returns this command as it is entered in a shell."""
+    return shlex.join(["headrace", *sys.argv[1:]])

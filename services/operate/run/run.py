@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager, closing, suppress
@@ -31,18 +29,21 @@ from headrace.services.namespace.cluster_config import ClusterConfig, write_reso
 from headrace.services.namespace.connect import connect
 from headrace.services.namespace.lookup import MOST_RUNS, topics_of
 from headrace.services.namespace.run_life import RunLife, enter, follow_life
+from headrace.services.operate.autoscale.local_pool import LocalPool
 from headrace.services.operate.check.checking import check_in_child
+from headrace.services.operate.dashboard_child import show_dashboard
 from headrace.services.operate.gateway_watch import watch_of_gateway
 from headrace.services.operate.processes import Preloader
-from headrace.services.operate.run.children import child_specs
+from headrace.services.operate.run.children import child_specs, scaled_specs
 from headrace.services.operate.run.choose_namespace import choose_namespace
 from headrace.services.operate.run.live_view import Status, make_view
 from headrace.services.operate.run.log_notes import LogNotes
 from headrace.services.operate.run.progress import Check, Progress, violations
-from headrace.services.operate.run.report import Summary
+from headrace.services.operate.run.report import Summary, command_line
 from headrace.services.operate.run.run_stack import RunStack
 from headrace.services.operate.run.supervisor import Supervisor, new_launch_folder
 from headrace.services.operate.run.watch import follow_progress
+from headrace.services.operate.verify.running_count import RestartCounts
 
 QUIET_END_S = 60.0
 """Seconds in which no task ends, after which an ending run no longer waits for the open ones."""
@@ -50,8 +51,7 @@ END_S = 300.0
 """Most seconds from `ending` to `ended`."""
 INTERRUPTED_END_S = 5.0
 """The same after Ctrl-C."""
-LAG_INTERVAL_S = 2.0
-LOG_INTERVAL_S = 1.0
+LAG_INTERVAL_S, LOG_INTERVAL_S = 2.0, 1.0
 TICK_S = 0.5
 """Seconds between two checks of the stop rule if no event arrives."""
 
@@ -71,18 +71,18 @@ class LocalRun:
         end: str | None = None,
         check: bool = False,
         on_interrupt: str = "stopping",
+        dashboard: bool = False,
     ) -> None:
         """The first child serves its metrics on `metrics_port`, as `child_specs` has it.
 
         Only these `services` are started, by default all. With `end`, the run ends at once for this
         reason. With `check`, the parts of the recipe are tried before the namespace is created.
-        `on_interrupt` says to people what Ctrl-C does.
+        `on_interrupt` says to people what Ctrl-C does. With `dashboard`, a dashboard runs beside.
         """
         self.interrupted = asyncio.Event()
         """Set by Ctrl-C or SIGTERM. The run then pauses."""
         self.progress = Progress(recipe, since=time.time())
-        self._reason = end
-        self._on_interrupt = on_interrupt
+        self._reason, self._on_interrupt = end, on_interrupt
         self._life = RunLife()
         self._read_past = asyncio.Event()
         """Set once the whole log is read, so that rules are never checked on a part of it."""
@@ -93,17 +93,20 @@ class LocalRun:
         self._beside: list[asyncio.Task[None]] = []
         """The tasks that run beside the children. If one ends, its error ends the run."""
         self._path = path = write_resolved(recipe, cluster.state)
-        self._check = check
-        launch = new_launch_folder(cluster.state)
+        self._check, self._dashboard = check, dashboard
         specs = child_specs(recipe, path, metrics_port, services)
         invites = end is None and any(spec.name == "gateway" for spec in specs)
         gateway = watch_of_gateway() if invites else None
         self._status = Status(cluster.namespace or recipe.name, gateway=gateway)
         self._view = make_view(self._status, Console(stderr=True, quiet=quiet))
         say = self._view.say
+        self._counts = RestartCounts(say)
         preloader = Preloader(path, [spec.command for spec in specs], on_change=say)
         self._sources = {spec.name for spec in specs if spec.may_end}
-        self._supervisor = Supervisor(specs, launch, preloader=preloader, on_change=say)
+        logs = new_launch_folder(cluster.state)
+        self._supervisor = Supervisor(specs, logs, preloader=preloader, on_change=say)
+        scaled = scaled_specs(recipe, path, metrics_port) if services is None else []
+        self._pool = LocalPool(self._supervisor, scaled, say)
         self._stack = RunStack(cluster, on_progress=self._phase, on_restart=say)
 
     async def execute(self) -> Summary:
@@ -174,7 +177,7 @@ class LocalRun:
             self._supervisor.send_cluster(replace(cluster, namespace=namespace).to_json())
             self._status.name, self._status.progress = namespace, self.progress
             self._phase("running")
-            async with self._following(log, cluster):
+            async with self._following(log, replace(cluster, namespace=namespace)):
                 reason = await self._until_stop()
                 if reason is not None:
                     await self._end(log, reason)
@@ -197,11 +200,13 @@ class LocalRun:
         work = {
             "children": self._supervisor.watch(),
             "stack": self._stack.watch(cluster),
-            "progress": follow_progress(log, self.progress, self._on_progress),
+            "progress": follow_progress(log, self.progress, self._on_progress, self._counts.add),
             "run": self._follow_life(log),
             "lags": self._follow_lags(log),
             "logs": self._follow_logs(),
+            "scaling": self._pool.follow(log, self._recipe),
         }
+        work |= {"dashboard": show_dashboard(cluster, self._view.say)} if self._dashboard else {}
         if self._status.gateway is not None:
             work["gateway"] = self._status.gateway.follow(self._view.say)
         self._beside = [asyncio.create_task(one, name=name) for name, one in work.items()]
@@ -317,7 +322,7 @@ class LocalRun:
     def _show(self) -> None:
         for line in self.progress.endings.news():
             self._view.say(line)
-        self._status.restarts = self._supervisor.restarts
+        self._status.restarts = self._counts.on_restarts(self._supervisor.restarts)
         self._status.processes = self._supervisor.alive()
         self._view.refresh()
 
@@ -343,8 +348,3 @@ async def _result(done: asyncio.Future[None]) -> None:
 
 def _failed(done: asyncio.Future[None]) -> bool:
     return done.done() and not done.cancelled() and done.exception() is not None
-
-
-def command_line() -> str:
-    """Returns this command as it is entered in a shell."""
-    return shlex.join(["headrace", *sys.argv[1:]])

@@ -62,6 +62,8 @@ class _Child:
     process: Process | None = None
     pipe: int | None = None
     deaths: deque[float] = field(default_factory=deque)
+    leaving: bool = False
+    """It was asked to drain. It is not started again."""
 
     @property
     def running(self) -> Process | None:
@@ -104,6 +106,8 @@ class Supervisor:
         self._cluster: str | None = None
         self._stopping = asyncio.Event()
         self._keepers: list[asyncio.Task[None]] = []
+        self._news = asyncio.Event()
+        """Set when a child was added."""
 
     async def start(self) -> None:
         """Starts every child. They import what they need while they wait for `send_cluster`.
@@ -114,10 +118,39 @@ class Supervisor:
             await self._preloader.open(lambda: self.logs)
         for child in self._children:
             await self._launch(child)
-        self._keepers = [
-            asyncio.create_task(self._keep(child), name=f"keep {child.spec.name}")
-            for child in self._children
-        ]
+        for child in self._children:
+            self._begin_to_keep(child)
+
+    async def add(self, spec: ChildSpec) -> None:
+        """Starts one more child, and keeps it alive."""
+        if self._stopping.is_set():
+            return
+        child = _Child(spec)
+        self._children.append(child)
+        await self._launch(child)
+        self._begin_to_keep(child)
+        self._news.set()
+        self._on_change(f"{spec.name} was started")
+
+    def drain(self, name: str) -> None:
+        """Asks a child to finish what it has and to end. Call it again until the child has ended:
+        a child that has just been started may not have heard it."""
+        for child in self._children:
+            if child.spec.name == name:
+                if not child.leaving:
+                    self._on_change(f"{name} drains")
+                child.leaving = True
+                if process := child.running:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.send_signal(signal.SIGUSR1)
+
+    def names(self, *, leaving: bool) -> list[str]:
+        """Returns the names of the children that were asked to drain, or of all others."""
+        return [child.spec.name for child in self._children if child.leaving == leaving]
+
+    def _begin_to_keep(self, child: _Child) -> None:
+        task = asyncio.create_task(self._keep(child), name=f"keep {child.spec.name}")
+        self._keepers.append(task)
 
     async def begin(self, command: Sequence[str], parent: int, log: int) -> Process:
         """Starts a process, which is not kept alive, as the children are started.
@@ -137,7 +170,18 @@ class Supervisor:
 
     async def watch(self) -> None:
         """Returns when all children have ended. Raises as soon as one can't be kept alive."""
-        await asyncio.gather(*self._keepers)
+        while True:
+            for task in [task for task in self._keepers if task.done()]:
+                task.result()
+                self._keepers.remove(task)
+            if not self._keepers:
+                return
+            self._news.clear()
+            news = asyncio.create_task(self._news.wait())
+            try:
+                await asyncio.wait([*self._keepers, news], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                news.cancel()
 
     def release(self) -> None:
         """From now on a child may end. It is not started again."""
@@ -189,6 +233,10 @@ class Supervisor:
             code = await child.process.wait()
             child.hang_up()
             if self._stopping.is_set():
+                return
+            if child.leaving:
+                self._children.remove(child)
+                self._on_change(f"{child.spec.name} {_ended(code)} after its drain")
                 return
             if code == 0 and child.spec.may_end:
                 self.finished.add(child.spec.name)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing, suppress
 
 from headrace.errors import DecodeError
+from headrace.schemas.events import Event
 from headrace.schemas.topics import BATCHES, POLICIES, RESULTS, TASKS, Topics
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
@@ -29,8 +30,13 @@ def progress_partitions(topics: Topics) -> list[Partition]:
     return [partition for topic in read for partition in topic.all_partitions()]
 
 
-async def follow_progress(log: EventLog, progress: Progress, on_change: Callable[[], None]) -> None:
-    """Folds events into `progress` without end.
+async def follow_progress(
+    log: EventLog,
+    progress: Progress,
+    on_change: Callable[[], None],
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> None:
+    """Folds events into `progress` without end. `on_event` gets each of them, too.
 
     Calls `on_change` when it has caught up with the log, and after every later event.
     """
@@ -42,6 +48,7 @@ async def follow_progress(log: EventLog, progress: Progress, on_change: Callable
                 caught_up = True
             else:
                 progress.on_event(item.event, item.recorded_at, item.offset)
+                on_event(item.event)
             if caught_up:
                 on_change()
 

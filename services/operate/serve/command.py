@@ -6,7 +6,12 @@ from typing import Any
 
 import click
 
-from headrace.services.operate.options import cluster_of, cluster_options, set_option
+from headrace.services.operate.options import (
+    cluster_of,
+    cluster_options,
+    metrics_options,
+    set_option,
+)
 from headrace.services.operate.serve.services import LISTEN, LISTEN_VARIABLE, SERVICES
 
 
@@ -19,17 +24,16 @@ from headrace.services.operate.serve.services import LISTEN, LISTEN_VARIABLE, SE
     help="Policy of an assemble-batches, item-statistics, trainer or inference process. [default: "
     "the only one, or all policies for inference]",
 )  # fmt: skip
-@click.option(
-    "--metrics-port", metavar="PORT", type=click.IntRange(0, 65_535), default=0, show_default=True,
-    help="Serve Prometheus metrics at /metrics on this port. 0 disables them.",
-)  # fmt: skip
-@click.option(
-    "--metrics-address", metavar="HOST", default="127.0.0.1", show_default=True,
-    help="Address on which /metrics listens.",
-)  # fmt: skip
+@metrics_options
 @click.option(
     "--listen", metavar="HOST:PORT", envvar=LISTEN_VARIABLE, default=LISTEN,
     show_default=True, show_envvar=True, help="Address of the gateway, for clients.",
+)  # fmt: skip
+@click.option(
+    "--drain", is_flag=True,
+    help="On the first SIGTERM, an inference process finishes the prompts that it has begun, hands "
+    "the others to other processes, and then ends, after at most workers.drain_s seconds. The "
+    "second SIGTERM stops it within 10 s.",
 )  # fmt: skip
 @click.option("--parent-fd", type=int, hidden=True, help="The pipe of `headrace run`.")
 @cluster_options
@@ -44,6 +48,7 @@ def serve(
     metrics_port: int,
     metrics_address: str,
     listen: str,
+    drain: bool,
     parent_fd: int | None,
     **options: Any,
 ) -> None:
@@ -53,7 +58,8 @@ def serve(
     of agent, gateway, env, inference and assemble-groups processes: they share the work. Of each
     other service one process is active; a second one waits, or replaces the first. A gateway is an
     agent that clients of the OpenAI API can reach. SIGTERM, Ctrl-C and the end of the run stop the
-    process cleanly; if that takes more than 10 s, it exits by force.
+    process cleanly; if that takes more than 10 s, it exits by force. SIGUSR1 drains an inference
+    process, as --drain says.
 
     \b
     Examples:
@@ -72,4 +78,5 @@ def serve(
     serve_service(
         service, resolved, cluster,
         policy=policy, listen=listen, metrics=metrics, parent_fd=parent_fd,
+        drain=drain,
     )  # fmt: skip

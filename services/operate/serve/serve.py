@@ -12,8 +12,10 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, closing
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import UsageError
@@ -30,6 +32,7 @@ from headrace.services.namespace.connect import connect, locate
 from headrace.services.namespace.lookup import topics_of
 from headrace.services.namespace.run_life import RunLife, follow_life
 from headrace.services.operate.find_versions import resolve
+from headrace.services.operate.metrics_server import SERVICE_INFO, serve_metrics
 from headrace.services.operate.run_references import blobs_of, fetch_models
 from headrace.services.operate.serve.loop_watch import LoopWatch
 from headrace.services.operate.serve.process_setup import (
@@ -39,9 +42,13 @@ from headrace.services.operate.serve.process_setup import (
 )
 from headrace.services.operate.serve.services import POLICY_SERVICES, Serve, load_service
 from headrace.services.operate.serve.stopper import Stopper
+from headrace.services.worker.life_records import LifeRecords
 from headrace.services.worker.service_context import ServiceContext
 
 logger = logging.getLogger(__name__)
+
+DRAINING = ("inference",)
+"""Services that can finish what they have and take nothing new."""
 
 
 def serve(
@@ -53,23 +60,28 @@ def serve(
     listen: str,
     metrics: tuple[str, int],
     parent_fd: int | None,
+    drain: bool = False,
 ) -> None:
     """Runs a service until it ends. Raises HeadraceError if it fails.
 
     `policy` and `listen` are those of `load_service`. `metrics` is the address and port of
     `/metrics`; port 0 disables metrics. `parent_fd` is the reading end of the pipe from `run`: it
-    carries one line with the cluster's configuration, and it ends when `run` ends.
+    carries one line with the cluster's configuration, and it ends when `run` ends. With `drain`,
+    the first SIGTERM drains the service.
     """
+    began_s = time.time()
     check_policy(service, policy, recipe)
+    if drain and service not in DRAINING:
+        raise UsageError(f"--drain is only for {', '.join(DRAINING)}: leave it out for {service}")
     if parent_fd is None:  # Otherwise `run` has done it.
         recipe = resolve(recipe, cluster, logger.info)
         fetch_models(recipe, cluster, logger.info, weights=service == "trainer")
     limit_threads(recipe, service, policy)
     address, port = metrics
     if port:
-        from prometheus_client import start_http_server
-
-        start_http_server(port, addr=address)
+        serve_metrics(address, port)
+        named = {"namespace": cluster.namespace or recipe.name, "policy": policy or ""}
+        SERVICE_INFO.info({"service": service, **named})
     pause_garbage_collector()
     run = load_service(service, recipe, policy, listen)
     if parent_fd is None:
@@ -87,7 +99,9 @@ def serve(
         local.hold(cluster.state)
     tune_garbage_collector()
     try:
-        asyncio.run(_serve(run, service, recipe, cluster, parent_fd))
+        own = policy if policy is not None and len(recipe.policies) > 1 else ""
+        process = _Process(service, own, began_s, parent_fd, drain)
+        asyncio.run(_serve(run, process, recipe, cluster))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
@@ -106,14 +120,27 @@ def check_policy(service: str, policy: str | None, recipe: Recipe) -> None:
         )
 
 
-async def _serve(
-    run: Serve, service: str, recipe: Recipe, cluster: ClusterConfig, parent_fd: int | None
-) -> None:
-    stopping, ending = asyncio.Event(), asyncio.Event()
-    stopper = Stopper(stopping)
-    stopper.stop_on_signals()
-    if parent_fd is not None:
-        stopper.stop_with_parent(parent_fd)
+@dataclass(frozen=True)
+class _Process:
+    """The process that runs the service."""
+
+    service: str
+    policy: str
+    """Empty if it serves all policies, or the only one."""
+    began_s: float
+    parent_fd: int | None
+    drain: bool
+    """Whether SIGTERM drains it."""
+
+
+async def _serve(run: Serve, process: _Process, recipe: Recipe, cluster: ClusterConfig) -> None:
+    service = process.service
+    stopping, ending, draining = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    drain_s = recipe.workers.drain_s if service in DRAINING else None
+    stopper = Stopper(stopping, draining, drain_s)
+    stopper.stop_on_signals(drain=process.drain)
+    if process.parent_fd is not None:
+        stopper.stop_with_parent(process.parent_fd)
     namespace = cluster.namespace or recipe.name
     worker_id = f"{service}-{socket.gethostname()}-{os.getpid()}"
 
@@ -125,7 +152,8 @@ async def _serve(
         private_folder(folder)
         owner = owner_name(await connection.broker.cluster_id(), namespace)
         context = ServiceContext(
-            log, recipe, cluster.open_blobs(owner), worker_id, folder, stopping, ending
+            *(log, recipe, cluster.open_blobs(owner), worker_id, folder, stopping, ending),
+            draining=draining,
         )
         async with aclosing(follow_life(log)) as lives:
             life = await anext(lives)
@@ -135,9 +163,15 @@ async def _serve(
                 await asyncio.to_thread(_claim_models, recipe, context.blobs)
             if not stopping.is_set():
                 logger.info("serving %s in namespace %s", service, namespace)
+                if service != "inference":
+                    context.ready.set()
+                life_records = LifeRecords(
+                    log.send, worker_id, service, process.policy, process.began_s, context.ready
+                )
                 with closing(LoopWatch()):
-                    following = _follow(lives, context, stopper)
-                    await _run_beside(following, run(context, cluster), stopper)
+                    async with life_records.recording():
+                        following = _follow(lives, context, stopper)
+                        await _run_beside(following, run(context, cluster), stopper)
 
 
 def _claim_models(recipe: Recipe, blobs: BlobStore) -> None:

@@ -9,20 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
+from headrace.schemas.recipe.resources.service_names import POLICY_SERVICES as POLICY_SERVICES
+from headrace.schemas.recipe.resources.service_names import SERVICES as SERVICES
+
 if TYPE_CHECKING:
     from headrace.schemas.recipe.recipe import Recipe
     from headrace.services.namespace.cluster_config import ClusterConfig
     from headrace.services.worker.service_context import ServiceContext
 
-SERVICES = (
-    "source", "evaluation", "scheduler", "agent", "gateway", "env", "inference",
-    "assemble-groups", "assemble-batches", "item-statistics", "trainer",
-)  # fmt: skip
 LISTEN, LISTEN_VARIABLE = "127.0.0.1:8100", "HEADRACE_GATEWAY_LISTEN"
 """HOST:PORT of the gateway, and the environment variable that has another one."""
-POLICY_SERVICES = ("inference", "assemble-batches", "item-statistics", "trainer")
-"""Services that take `--policy`. None means all policies for inference, else the only one."""
-
 Serve = Callable[["ServiceContext", "ClusterConfig"], Coroutine[Any, Any, None]]
 """Runs a service until it ends."""
 

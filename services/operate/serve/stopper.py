@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 
 logger = logging.getLogger(__name__)
@@ -16,10 +17,19 @@ DRAIN_S = 10.0
 
 
 class Stopper:
-    """Sets `stopping` for every reason to stop, and exits the process if that takes too long."""
+    """Sets `stopping` for every reason to stop, and exits the process if that takes too long.
 
-    def __init__(self, stopping: asyncio.Event) -> None:
+    SIGUSR1 sets `draining` instead: the service finishes what it has, and then ends by itself. If
+    it has not ended after `drain_s` seconds, it is stopped.
+    """
+
+    def __init__(
+        self, stopping: asyncio.Event, draining: asyncio.Event, drain_s: float | None
+    ) -> None:
+        """`drain_s` is None if the service does not drain. SIGUSR1 then stops it."""
         self._stopping = stopping
+        self._draining = draining
+        self._drain_s = drain_s
         self._loop = asyncio.get_running_loop()
 
     def stop(self, reason: str) -> None:
@@ -35,10 +45,26 @@ class Stopper:
         timer.daemon = True
         timer.start()
 
-    def stop_on_signals(self) -> None:
-        """Lets SIGTERM and Ctrl-C stop the service."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self.stop, number.name)
+    def drain(self, reason: str) -> None:
+        """Asks the service to drain, or to stop if it can't. The second SIGTERM stops a drain."""
+        if self._drain_s is None:
+            self.stop(reason)
+        elif not self._draining.is_set():
+            logger.info("draining for at most %g s: %s", self._drain_s, reason)
+            self._draining.set()
+            self._loop.call_later(self._drain_s, self.stop, "the drain took too long")
+        elif reason == signal.SIGTERM.name:
+            self.stop(reason)
+
+    def stop_on_signals(self, *, drain: bool = False) -> None:
+        """Lets SIGTERM and Ctrl-C stop the service, and SIGUSR1 drain it. With `drain`, the first
+        SIGTERM drains it, too."""
+        usual = self.drain if drain else self.stop
+        for number, handler in ((signal.SIGTERM, usual), (signal.SIGINT, self.stop)):
+            self._loop.add_signal_handler(number, handler, number.name)
+        # Once the loop is closed, its handlers are gone, and SIGUSR1 would kill the process. `run`
+        # repeats the signal until the process has ended.
+        signal.signal(signal.SIGUSR1, lambda *_: self._soon(self.drain, "SIGUSR1"))
 
     def stop_with_parent(self, descriptor: int) -> None:
         """Stops the service at the end of the parent's pipe. A thread waits for it."""
@@ -46,10 +72,13 @@ class Stopper:
         def wait() -> None:
             while os.read(descriptor, 1024):
                 pass
-            with suppress(RuntimeError):  # The loop is closed, so the service has already ended.
-                self._loop.call_soon_threadsafe(self.stop, "the parent process has ended")
+            self._soon(self.stop, "the parent process has ended")
 
         threading.Thread(target=wait, name="parent", daemon=True).start()
+
+    def _soon(self, work: Callable[[str], None], reason: str) -> None:
+        with suppress(RuntimeError):  # The loop is closed, so the service has already ended.
+            self._loop.call_soon_threadsafe(work, reason)
 
 
 def _exit_by_force() -> None:

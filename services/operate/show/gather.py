@@ -8,12 +8,19 @@ finds a batch by stepping back from the end of the topic.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from headrace.errors import DecodeError, UsageError
-from headrace.schemas.events import BatchAssembled, EpisodeStarted, Event, PolicyPublished
+from headrace.schemas.events import (
+    BatchAssembled,
+    EpisodeStarted,
+    Event,
+    PolicyPublished,
+    TaskSubmitted,
+)
 from headrace.schemas.topics import BATCHES, EPISODES, GROUPS, POLICIES, RESULTS, TASKS
 from headrace.services.kafka.broker import Partition
 from headrace.services.kafka.convert import partition_of
@@ -29,6 +36,8 @@ MAX_BYTES = 64 * 1024 * 1024
 FIRST_STEP = 16
 """The search for a batch begins this many offsets before the end."""
 LAST = 2**63 - 1
+MOST_LISTED = 1_000
+"""Most tasks of a label that are listed."""
 
 
 class Gatherer:
@@ -82,6 +91,25 @@ class Gatherer:
             f"{partition.topic} has no task {source_and_id!r}. `headrace tail tasks` shows the "
             "newest tasks"
         )
+
+    async def labelled(self, name: str, text: str) -> list[Fact[TaskSubmitted]]:
+        """Finds the newest tasks that have a label, in the order of their numbers.
+
+        It reads all of `tasks`. Raises UsageError if no task has the label.
+        """
+        partition = self._topics.partition(TASKS)
+        found: deque[Fact[TaskSubmitted]] = deque(maxlen=MOST_LISTED)
+        count = 0
+        async with aclosing(self._facts({partition: (0, LAST)})) as facts:
+            async for fact in facts:
+                if fact.event.labels.get(name) == text:
+                    found.append(fact)
+                    count += 1
+        if not found:
+            raise UsageError(f"{partition.topic} has no task with the label {name}={text}")
+        if count > MOST_LISTED:
+            self.remarks.append(f"{count} tasks have the label; these are the newest {MOST_LISTED}")
+        return list(found)
 
     async def batch(self, policy: str, version: int) -> Fact[BatchAssembled] | None:
         """Finds batch `version` of a policy. Returns None if it is not in the log."""

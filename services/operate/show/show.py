@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
@@ -22,13 +23,21 @@ from headrace.services.operate.options import say
 from headrace.services.operate.readable import readable_record
 from headrace.services.operate.show.facts import Fact, of_type, story_tree
 from headrace.services.operate.show.gather import Gatherer, only_policy
-from headrace.services.operate.show.ids import RecordId, SourceId, StepId, TaskId, parse_id
+from headrace.services.operate.show.ids import (
+    LabelId,
+    RecordId,
+    SourceId,
+    StepId,
+    TaskId,
+    parse_id,
+)
 from headrace.services.operate.show.pages import Part, record_page
 from headrace.services.operate.show.step_page import step_page
 from headrace.services.operate.show.step_story import StepStory, TrainedSample, make_sample
-from headrace.services.operate.show.task_page import task_page
-from headrace.services.operate.show.task_story import make_task_story
+from headrace.services.operate.show.task_page import task_page, tasks_page
+from headrace.services.operate.show.task_story import TaskStory, make_task_story
 from headrace.services.operate.show.unpacked import Texts
+from headrace.services.tasks.artifact_store import write_artifacts
 
 
 @dataclass(frozen=True)
@@ -39,23 +48,34 @@ class Story:
     """Returns it as JSON values."""
     page: Callable[[], list[Part]]
     """Returns it as lines and tables for people."""
+    fetched: Sequence[Path] = ()
+    """The files that were written."""
 
 
-async def find_story(cluster: ClusterConfig, text: str) -> Story:
+async def find_story(cluster: ClusterConfig, text: str, folder: Path | None = None) -> Story:
     """Finds the story of the thing that has the id `text`.
 
-    Reports the progress on stderr if the reading takes long. Raises UsageError if there is no such
-    thing.
+    With `folder`, it writes the files of a task there. Reports the progress on stderr if the
+    reading takes long. Raises UsageError if there is no such thing, or if it has no files, and
+    BlobError if the blob store does not have a file.
     """
     wanted = parse_id(text)
     async with open_namespace(cluster, "show") as (log, life):
         gatherer = Gatherer(log, Patience(say))
-        finder = _Finder(log, life.recipe(), cluster.open_blobs(None), gatherer)
+        finder = _Finder(log, life.recipe(), cluster.open_blobs(None), gatherer, folder)
+        if folder is not None and not isinstance(wanted, TaskId | SourceId):
+            raise UsageError(f"--fetch: {text} has no files; only tasks and episodes have")
         match wanted:
             case TaskId(number, sample):
                 return await finder.task(number, sample)
             case SourceId(source_and_id):
                 return await finder.task(await gatherer.number_of(source_and_id), None)
+            case LabelId(name, value):
+                tasks = await gatherer.labelled(name, value)
+                return Story(
+                    lambda: {"tasks": story_tree(tasks), "remarks": gatherer.remarks},
+                    lambda: tasks_page(text, tasks, gatherer.remarks),
+                )
             case StepId():
                 return await finder.step(wanted)
             case RecordId():
@@ -68,6 +88,7 @@ class _Finder:
     recipe: Recipe
     blobs: BlobStore
     gatherer: Gatherer
+    folder: Path | None
 
     async def task(self, number: int, sample: int | None) -> Story:
         story = make_task_story(number, await self.gatherer.task(number, sample), sample)
@@ -78,10 +99,29 @@ class _Finder:
                 "episodes"
             )
         texts = Texts(self.recipe)
+        fetched: Sequence[Path] = ()
+        if self.folder is not None:
+            fetched = await asyncio.to_thread(self._fetch, story, sample is None, self.folder)
         return Story(
             lambda: story_tree(story),
             lambda: task_page(story, texts.of, whole=sample is not None),
+            fetched,
         )
+
+    def _fetch(self, story: TaskStory, whole: bool, folder: Path) -> list[Path]:
+        """Writes the files of a task, or of one episode. Returns them."""
+        written: list[Path] = []
+        if whole and story.submitted is not None:
+            artifacts = story.submitted.event.artifacts
+            written += write_artifacts(self.blobs, artifacts, folder / "in").values()
+        for episode in story.episodes:
+            if episode.outcome is not None:
+                artifacts = episode.outcome.event.artifacts
+                into = folder / str(episode.sample)
+                written += write_artifacts(self.blobs, artifacts, into).values()
+        if not written:
+            raise UsageError(f"--fetch: task {story.task} has no files that are recorded so far")
+        return written
 
     async def step(self, wanted: StepId) -> Story:
         policy = only_policy(self.log.topics.policies, wanted.policy)

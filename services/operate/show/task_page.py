@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from headrace.schemas.events import (
+    Blob,
     Failure,
     GenerationCompleted,
     GenerationRequested,
@@ -60,6 +61,20 @@ def task_page(story: TaskStory, text_of: TextOf, *, whole: bool) -> list[Part]:
     return page
 
 
+def tasks_page(
+    title: str, tasks: Sequence[Fact[TaskSubmitted]], remarks: Sequence[str]
+) -> list[Part]:
+    """Shows tasks as a table, one in each row."""
+    rows = []
+    for fact in tasks:
+        task = fact.event
+        labels = ", ".join(f"{name}={label}" for name, label in task.labels.items())
+        name = f"task:{task.source}/{task.task_id}"
+        rows.append([str(fact.ref.offset), name, task.tenant, one_line(labels)])
+    table = Table(("task", "by", "tenant", "labels"), rows)
+    return [title, table, *(line("remark", remark) for remark in remarks)]
+
+
 def _state(story: TaskStory) -> str:
     if story.result is None:
         return "running" if story.episodes else "waiting for the scheduler"
@@ -69,18 +84,31 @@ def _state(story: TaskStory) -> str:
 
 def _submission(submitted: Fact[TaskSubmitted]) -> Iterable[Part]:
     task = submitted.event
-    environment = "none" if task.environment is None else task.environment.use
+    used = task.environment
+    environment = "none" if used is None else f"{used.use} ({used.mode})"
     roles = ", ".join(f"{role} by policy {use.policy}" for role, use in task.roles.items())
     yield line("submitted", f"{iso(submitted.recorded_at)}  {submitted.location}")
     yield line("by", f"task:{task.source}/{task.task_id}, tenant {task.tenant}")
     yield line("item", f"{task.item_id}, epoch {task.epoch}, purpose {task.purpose}")
     yield line("uses", f"agent {task.agent}, environment {environment}, roles: {roles or 'none'}")
+    if used is not None and used.image:
+        yield line("image", used.image)
+    if used is not None and used.collect:
+        yield line("collects", ", ".join(used.collect))
     yield line(
         "limits",
         f"{task.samples} samples, {task.max_turns} turns, {task.max_tokens} tokens, "
-        f"{task.deadline_s} s, {task.attempts} attempts",
+        f"{task.deadline_s} s, {task.attempts} attempts, priority {task.priority}",
     )
+    for name, label in task.labels.items():
+        yield line("label", one_line(f"{name}={label}"))
+    yield from _files(task.artifacts)
     yield line("payload", task.payload)
+
+
+def _files(artifacts: Iterable[Blob]) -> Iterable[Part]:
+    for one in artifacts:
+        yield line("file", f"{one.name}  {one.size} bytes  {one.sha256.hex()}")
 
 
 def _training(task: int, one: TaskTraining) -> Iterable[Part]:
@@ -120,6 +148,7 @@ def _episode(
             yield line("failure", _failure(end.failure))
         for part, value in end.rewards.items():
             yield line("reward", f"{part} {number(value)}")
+        yield from _files(end.artifacts)
     if episode.started is not None:
         started = episode.started
         yield line("started", f"{iso(started.recorded_at)}  {started.location}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from headrace.errors import UsageError
 from headrace.schemas.packed import unpack_f32, unpack_i32
 from headrace.schemas.recipe.recipe import Recipe
@@ -37,12 +39,16 @@ class Texts:
 
         `digest` is the digest of the tokenizer that made the ids; empty if unknown.
         """
+        return self.of_ids(policy, ids_in(ids), digest)
+
+    def of_ids(self, policy: str, ids: Sequence[int], digest: str = "") -> str | None:
+        """Decodes token ids as `of` does."""
         if policy not in self._tokenizers:
             self._tokenizers[policy] = self._load(policy)
         found = self._tokenizers[policy]
         if found is None or digest not in ("", found[1]):
             return None
-        return found[0].decode(ids_in(ids))
+        return found[0].decode(ids)
 
     def _load(self, policy: str) -> tuple[Tokenizer, str] | None:
         try:

@@ -28,7 +28,7 @@ def status(metrics: bool, as_json: bool, **options: Any) -> None:
     """Show the status of a run.
 
     Prints its state, versions, rewards, the figures to steer training by, tasks, lag and dead
-    letters, and the inference workers with their slots and waiting prompts. Lag is the number of
+    letters, and the workers with their slots and what waits. Lag is the number of
     records that a service has not processed yet. A version of -1 or "-" means that no version has
     been published. docs/algorithms.md explains the metrics. The command only reads, so it is safe
     at any time.

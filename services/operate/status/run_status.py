@@ -12,7 +12,13 @@ from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.run.live_view import policy_line, sparkline
 from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.watch import read_recent
-from headrace.services.operate.status.worker_table import WorkerRow, read_workers, worker_lines
+from headrace.services.operate.status.worker_table import (
+    EnvWorkerRow,
+    WorkerRow,
+    read_workers,
+    worker_lines,
+)
+from headrace.services.worker.open_episodes import recorded_waiting
 
 RECENT = 1_000
 """Offsets of each partition that are read: enough for rewards and curves, however old a run is."""
@@ -55,6 +61,8 @@ class RunStatus:
     dead_letters: int
     workers: list[WorkerRow]
     """The inference workers that have reported in the last seconds."""
+    env_workers: list[EnvWorkerRow]
+    """The env workers that have reported in the last seconds, by environment."""
 
     def lines(self) -> list[str]:
         """Returns lines for people."""
@@ -75,6 +83,8 @@ class RunStatus:
         ]
         if self.state != "ended":
             lines += worker_lines(self.workers, list(self.versions))
+            groups = dict.fromkeys(row.group for row in self.env_workers)
+            lines += worker_lines(self.env_workers, list(groups))
         lines += [f"  failed: {line}" for line in self.top_failures]
         return lines + [f"  hint: {line}" for line in self.hints]
 
@@ -108,6 +118,7 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
     for partition, begin in begins.items():
         before[partition.topic] += begin
     tasks, results = log.topics.name(TASKS), log.topics.name(RESULTS)
+    workers, env_workers = await read_workers(log)
     outcomes = log.topics.partitions_of(OUTCOMES)
     dead_letters = log.topics.partition(DEAD_LETTERS)
     bounds = await log.broker.ends([*outcomes, dead_letters])
@@ -144,13 +155,17 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
         hints=progress.hints(),
         lags=await lags(log.broker, log.topics),
         dead_letters=bounds[dead_letters][1] - bounds[dead_letters][0],
-        workers=await read_workers(log),
+        workers=workers,
+        env_workers=env_workers,
     )
 
 
 async def _started(log: EventLog) -> int:
-    """Returns the scheduler's offset in `tasks`. Earlier tasks have been started or refused."""
+    """Returns how many tasks have been started or refused: those before the scheduler's offset in
+    `tasks`, without those that wait according to its newest record."""
     group, partitions = shared_partitions(log.topics, "scheduler")
     assert partitions == [log.topics.partition(TASKS)]
     committed = await log.broker.committed(group, partitions)
-    return sum(position.offset for position in committed.values())
+    record = await recorded_waiting(log)
+    waiting = record.count if record is not None else 0
+    return max(0, sum(position.offset for position in committed.values()) - waiting)

@@ -6,6 +6,8 @@ import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from headrace.errors import UsageError
@@ -30,11 +32,13 @@ from headrace.services.env.handle import Handle, score
 from headrace.services.env.instances import Instances
 from headrace.services.env.service import load_environments
 from headrace.services.env.setup import Opening, Setup
+from headrace.services.models.blobs import BlobStore, LocalBlobStore
 from headrace.services.operate.try_episode.players import Player
 from headrace.services.operate.try_episode.transcript import Transcript
+from headrace.services.tasks.artifact_store import ArtifactStore
 from headrace.services.tasks.data_sets import items_by_epoch
 from headrace.services.tasks.source import SOURCE
-from headrace.services.tasks.task_maker import TaskMaker
+from headrace.services.tasks.task_maker import make_alone
 
 NAME = "try"
 """The namespace and the instance of what is tried."""
@@ -45,7 +49,14 @@ async def play(recipe: Recipe, item: int, player: Player, transcript: Transcript
 
     Raises UsageError if the recipe or the item can't be used.
     """
-    submitted = _task(recipe, item)
+    with TemporaryDirectory(prefix="headrace-try-") as folder:
+        return await _play(recipe, item, player, transcript, LocalBlobStore(Path(folder)))
+
+
+async def _play(
+    recipe: Recipe, item: int, player: Player, transcript: Transcript, blobs: BlobStore
+) -> EpisodeEnded:
+    submitted = _task(recipe, item, blobs)
     # Nothing is trained on what is tried, so no teacher is asked.
     setup = replace(load_agents(recipe)[submitted.agent], teachers={})
     if isinstance(setup.agent, ClientAgent):
@@ -53,7 +64,8 @@ async def play(recipe: Recipe, item: int, player: Player, transcript: Transcript
             f"the agent {submitted.agent!r} waits for clients of a gateway, so it can't be tried "
             "here: `headrace run` starts the gateway"
         )
-    environments = load_environments(recipe, NAME, Instances(_drop, NAME))
+    store = ArtifactStore(blobs, recipe.artifacts)
+    environments = load_environments(recipe, NAME, Instances(_drop, NAME), store)
     transcript.task(submitted)
     try:
         for environment in environments.values():
@@ -69,7 +81,7 @@ async def play(recipe: Recipe, item: int, player: Player, transcript: Transcript
             await environment.close_pool()
 
 
-def _task(recipe: Recipe, number: int) -> TaskSubmitted:
+def _task(recipe: Recipe, number: int, blobs: BlobStore) -> TaskSubmitted:
     tasks = recipe.tasks
     found = next(
         itertools.islice(items_by_epoch(tasks.use, tasks.options, tasks.epochs), number, None), None
@@ -77,7 +89,7 @@ def _task(recipe: Recipe, number: int) -> TaskSubmitted:
     if found is None:
         raise UsageError(f"--item {number}: the data set {tasks.use!r} has fewer items")
     task_id, epoch, item = found
-    return TaskMaker(recipe, SOURCE).make(item, task_id, epoch)
+    return make_alone(recipe, SOURCE, item, task_id, epoch, blobs)
 
 
 async def _drop(event: object) -> None:
@@ -165,8 +177,6 @@ class LocalEpisode:
     async def _observed(self, observation: ObservationRecorded) -> None:
         assert self.run is not None
         self.on_event(observation)
-        if observation.attempt in self.handles:
-            self.handles[observation.attempt].on_recorded(observation)
         self.run.on_answer(observation)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -28,7 +28,7 @@ from headrace.schemas.problems import problems_of
 from headrace.services.processes.docker.hardened import Limits, Positive
 
 VARIABLE = "HEADRACE_SANDBOX_CEILINGS"
-NUMBERS = ("memory_mb", "cpus", "pids", "disk_mb", "command_s", "lifetime_s")
+NUMBERS = ("memory_mb", "cpus", "pids", "disk_mb", "root_mb", "command_s", "lifetime_s")
 """The keys that limit an option of the same name."""
 NO_NETWORK = "none"
 CLOCKS_S = 60.0
@@ -61,6 +61,8 @@ class Ceilings(BaseModel):
     """Most processes and threads of a container."""
     disk_mb: Positive | None = None
     """Largest /workspace in MiB."""
+    root_mb: Positive | None = None
+    """Most MiB that a container may write to its root file system."""
     command_s: float | None = Field(default=None, gt=0)
     """Most seconds that the recipe may give one command of a sandbox."""
     lifetime_s: Positive | None = None

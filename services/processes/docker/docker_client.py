@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -63,12 +64,13 @@ class Host:
         return str(parse_host(self.url)).startswith("http+unix:")
 
 
-def find_host(url: str | None = None) -> Host:
+def find_host(url: str | None = None, tls: str = "") -> Host:
     """Returns the engine at `url`, by default the one that the command `docker` would use.
 
-    Raises UsageError if it can't be used.
+    `tls` is the folder of the files for TLS, if the engine at `url` needs it. Raises UsageError if
+    it can't be used.
     """
-    host = _named(url)
+    host = _with_tls(url, tls) if url and tls else _named(url)
     try:
         parse_host(host.url)
     except DockerException as error:
@@ -81,6 +83,18 @@ def find_host(url: str | None = None) -> Host:
             "DOCKER_HOST=unix://$HOME/docker.sock"
         )
     return host
+
+
+def _with_tls(url: str, folder: str) -> Host:
+    ca, cert, key = (str(Path(folder) / f"{name}.pem") for name in ("ca", "cert", "key"))
+    try:
+        tls = docker.TLSConfig(client_cert=(cert, key), ca_cert=ca, verify=True)
+    except DockerException as error:
+        raise UsageError(
+            f"the host {url!r} has tls = {folder!r}, which must be a folder with ca.pem, cert.pem "
+            f"and key.pem: {error}"
+        ) from error
+    return Host(url.replace("tcp://", "https://", 1), tls, "the option `hosts`")
 
 
 def _named(url: str | None) -> Host:

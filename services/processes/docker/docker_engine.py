@@ -17,6 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 from headrace.errors import InfrastructureError, UsageError
 from headrace.services.base.concurrency import in_daemon_thread, readable
 from headrace.services.processes.docker.docker_errors import Conflict, NotThere
+from headrace.services.processes.docker.hardened import USER
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -31,7 +32,6 @@ CALL_S = 60
 """Seconds that the engine has for one call. A busy host takes several to start a container."""
 PULL_S = 900
 """Seconds that an image has to be pulled."""
-POLL_S = 0.1
 HEADER_BYTES = 8
 """The header of one frame of a command's output: stream, three zeros, big-endian length."""
 CHUNK_BYTES = 64 * 1024
@@ -40,8 +40,9 @@ CHUNK_BYTES = 64 * 1024
 class DockerEngine:
     """A Docker engine. The first call connects. Its errors are InfrastructureErrors."""
 
-    def __init__(self, host: str | None = None) -> None:
+    def __init__(self, host: str | None = None, tls: str = "") -> None:
         """`host` is as in DOCKER_HOST. None means the engine that the command `docker` would use.
+        `tls` is a folder with ca.pem, cert.pem and key.pem, if `host` needs them.
 
         Raises UsageError if the extra is not installed, or the host can't be used.
         """
@@ -51,7 +52,7 @@ class DockerEngine:
             raise UsageError(
                 f"{error.name} is not installed: pip install 'headrace[docker]'"
             ) from None
-        found = client.find_host(host)
+        found = client.find_host(host, tls)
         self.host = found.url
         self.local = found.local
         """Whether it listens at a Unix socket, so that it should see this host's files."""
@@ -67,6 +68,10 @@ class DockerEngine:
         if self._client is not None:
             self._client.close()
 
+    def policy_user(self, name: str) -> str:
+        """Returns the number of the user that runs a container's commands."""
+        return USER.partition(":")[0]
+
     async def info(self) -> Mapping[str, Any]:
         """Returns the engine's description of itself."""
         return await self._call("info", lambda client: client.info())
@@ -75,10 +80,11 @@ class DockerEngine:
         """Returns an image's description. Raises NotThere if the engine does not have it."""
         return await self._call(f"inspect image {name}", lambda client: client.inspect_image(name))
 
-    async def pull(self, name: str) -> None:
+    async def pull(self, name: str, limit_s: float | None = None) -> None:
         """Pulls an image, with the credentials that the command `docker` would use.
 
-        Raises InfrastructureError `pull_failed` with the registry's answer.
+        It may take `limit_s` seconds, or PULL_S. Raises InfrastructureError `pull_failed` with the
+        registry's answer.
         """
         given_up = threading.Event()
 
@@ -90,19 +96,38 @@ class DockerEngine:
                     return
 
         try:
-            await self._call(f"pull {name}", pull, PULL_S)
+            await self._call(f"pull {name}", pull, limit_s or PULL_S)
         except NotThere as error:
             raise InfrastructureError("pull_failed", error.message) from error
         finally:
             given_up.set()
 
+    async def tag(self, image: str, repository: str, tag: str) -> None:
+        """Gives an image one more name."""
+        await self._call(f"tag {image}", lambda client: client.tag(image, repository, tag))
+
+    async def remove_image(self, name: str) -> None:
+        """Removes a name of an image, and with its last name the image.
+
+        Raises NotThere if there is no such name, and Conflict if a container uses the image.
+        """
+        await self._call(f"remove image {name}", lambda client: client.remove_image(name))
+
+    async def disk_usage(self) -> Mapping[str, Any]:
+        """Returns what images, containers and volumes take. It takes the engine a while."""
+        return await self._call("measure the disk", lambda client: client.df())
+
     async def create(self, name: str, configuration: Mapping[str, Any]) -> None:
         """Creates a container and starts it. Raises Conflict if the name is taken."""
+        await self.prepare(name, configuration)
+        await self._call(f"start {name}", lambda client: client.start(name))
+
+    async def prepare(self, name: str, configuration: Mapping[str, Any]) -> None:
+        """Creates a container without starting it."""
         body = dict(configuration)
         await self._call(
             f"create {name}", lambda client: client.create_container_from_config(body, name)
         )
-        await self._call(f"start {name}", lambda client: client.start(name))
 
     async def restart(self, name: str) -> None:
         """Restarts a container. All that ran in it ends, and its tmpfs mounts are empty."""
@@ -116,21 +141,23 @@ class DockerEngine:
         """Waits until a container does not run. The caller bounds the time."""
         # It polls, because a call that waits would occupy a thread.
         while (await self.inspect(name))["State"].get("Running"):
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(0.1)
 
     async def inspect(self, name: str) -> Mapping[str, Any]:
         """Returns a container's state. Raises NotThere if there is no such container."""
         return await self._call(f"inspect {name}", lambda client: client.inspect_container(name))
 
     async def containers(
-        self, labels: Mapping[str, str], name: str = ""
+        self, labels: Mapping[str, str], name: str = "", ancestor: str = ""
     ) -> list[Mapping[str, Any]]:
-        """Returns containers, running or not, by labels and a pattern of names.
+        """Returns containers, running or not, by labels, a pattern of names, and their image.
 
         An empty value of a label means any value.
         """
         wanted = [f"{key}={value}" if value else key for key, value in labels.items()]
-        filters = {"label": wanted, **({"name": [name]} if name else {})}
+        filters = {"label": wanted}
+        filters |= {"name": [name]} if name else {}
+        filters |= {"ancestor": [ancestor]} if ancestor else {}
         return await self._call(
             "list containers", lambda client: client.containers(all=True, filters=filters)
         )

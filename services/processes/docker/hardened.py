@@ -75,11 +75,17 @@ def read_limits(kind: type[L], options: Mapping[str, Any], whose: str) -> L:
 
 
 def container(
-    limits: Limits, image: str, labels: Mapping[str, str], live_s: int, network: str = "none"
+    limits: Limits,
+    image: str,
+    labels: Mapping[str, str],
+    live_s: int,
+    network: str = "none",
+    root_bytes: int = 0,
 ) -> dict[str, Any]:
     """Returns the body of the engine's create call. `image` is a digest.
 
-    It asks for no user namespace mode, so the engine's own applies.
+    It asks for no user namespace mode, so the engine's own applies. If `root_bytes` is not 0, the
+    root file system is writable up to this limit of the engine's storage driver.
 
     The container's first process is a `sleep` of `live_s` seconds. When that ends, the kernel kills
     everything in the container, whatever has happened to the worker.
@@ -101,7 +107,8 @@ def container(
         "Healthcheck": {"Test": ["NONE"]},
         "HostConfig": {
             "NetworkMode": network,
-            "ReadonlyRootfs": True,
+            "ReadonlyRootfs": not root_bytes,
+            **({"StorageOpt": {"size": str(root_bytes)}} if root_bytes else {}),
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges:true"],
             "Privileged": False,

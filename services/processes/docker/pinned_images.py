@@ -42,15 +42,30 @@ class PinnedImage:
 class PinnedImages:
     """The images that one part of the recipe names."""
 
-    def __init__(self, whose: str, ceilings: Ceilings) -> None:
-        """`whose` images they are, for errors."""
+    def __init__(
+        self, whose: str, ceilings: Ceilings, sources: dict[str, str] | None = None
+    ) -> None:
+        """`whose` images they are, for errors.
+
+        If several engines share `sources`, an image that a registry has is the same on all of them.
+        """
         self._whose = whose
         self._ceilings = ceilings
         self._pinned: dict[str, PinnedImage] = {}
+        self._sources: dict[str, str] = {} if sources is None else sources
+        """The source of each pinned image that has one, by name."""
 
     def __getitem__(self, name: str) -> PinnedImage:
         """Returns an image that was pinned."""
         return self._pinned[name]
+
+    def __contains__(self, name: str) -> bool:
+        """Returns whether an image was pinned."""
+        return name in self._pinned
+
+    def source(self, name: str) -> str:
+        """Returns what to pull for an image: the content to which it is pinned, or its name."""
+        return self._sources.get(name, name)
 
     async def pin(self, engine: DockerEngine, name: str) -> None:
         """Pulls an image if it is missing, and pins it unless it is pinned already.
@@ -60,7 +75,24 @@ class PinnedImages:
         if name in self._pinned:
             return
         self._ceilings.require_image(name, self._whose)
-        found = await self._found(engine, name)
+        self._pin(name, await self._found(engine, name))
+
+    async def present(self, engine: DockerEngine, name: str) -> bool:
+        """Returns whether the engine has an image, and pins it if so. It pulls nothing.
+
+        Raises UsageError if the image has volumes, or may not be used on this host.
+        """
+        self._ceilings.require_image(name, self._whose)
+        pinned = self._pinned.get(name)
+        try:
+            found = await engine.image(pinned.digest if pinned else self.source(name))
+        except NotThere:
+            return False
+        if pinned is None:
+            self._pin(name, found)
+        return True
+
+    def _pin(self, name: str, found: Mapping[str, Any]) -> None:
         names = [*(found.get("RepoTags") or ()), *(found.get("RepoDigests") or ())]
         self._ceilings.require_found(name, names, self._whose)
         if volumes := (found.get("Config") or {}).get("Volumes"):
@@ -73,6 +105,8 @@ class PinnedImages:
         own = [one for one in sources if one.partition("@")[0] == _repository(name)]
         source = next(iter(own + sources), "")
         self._pinned[name] = PinnedImage(name, found["Id"], source)
+        if source:
+            self._sources.setdefault(name, source)
         logger.info("image %s is %s %s", name, found["Id"], source)
 
     async def create(self, engine: DockerEngine, name: str, body: Mapping[str, Any]) -> None:
@@ -89,12 +123,12 @@ class PinnedImages:
 
     async def _found(self, engine: DockerEngine, name: str) -> Mapping[str, Any]:
         try:
-            return await engine.image(name)
+            return await engine.image(self.source(name))
         except NotThere:
             logger.info("pulling %s", name)
         try:
-            await engine.pull(name)
-            return await engine.image(name)
+            await engine.pull(self.source(name))
+            return await engine.image(self.source(name))
         except InfrastructureError as error:
             raise UsageError(
                 f"{self._whose}: the engine has no image {name!r} and can't pull it: "

@@ -89,7 +89,9 @@ class CuratedSource:
             while open_tasks and open_tasks[0] in curation.tasks:
                 open_tasks.popleft()
             if isinstance(found, Chosen):
-                task = self._maker.make(found.item, found.task_id, found.epoch, found.labels)
+                task = await self._maker.make_async(
+                    found.item, found.task_id, found.epoch, found.labels
+                )
                 open_tasks.append(await submit(task))
                 curation.cursor = found.after
                 continue

@@ -8,6 +8,7 @@ from tests.simulation.mutants.of_barrier import OF_BARRIER
 from tests.simulation.mutants.of_batches import OF_BATCHES
 from tests.simulation.mutants.of_environments import OF_ENVIRONMENTS
 from tests.simulation.mutants.of_items import OF_ITEMS
+from tests.simulation.mutants.of_limits import OF_LIMITS
 from tests.simulation.mutants.of_replay import OF_REPLAY
 from tests.simulation.mutants.of_scheduler import OF_SCHEDULER
 from tests.simulation.mutants.of_trainer import OF_TRAINER
@@ -24,6 +25,7 @@ MUTANTS: dict[str, Mutant] = {
         OF_REPLAY,
         OF_BARRIER,
         OF_ITEMS,
+        OF_LIMITS,
         OF_TRAINER,
     )
     for mutant in mutants

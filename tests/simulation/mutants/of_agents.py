@@ -11,6 +11,28 @@ SCORES = "services/agent/teacher_scores.py"
 
 OF_AGENTS = (
     Mutant(
+        name="files_of_an_earlier_attempt_kept",
+        sentence="Only the files of the attempt that counts come out of an episode.",
+        file="services/agent/episode.py",
+        old="        self.files = AttemptFiles()\n",
+        new="        self.files = started.__dict__.setdefault('files', AttemptFiles())\n",
+        caught_by=("that its attempt did not give out", "more than"),
+        faults=("files", "sandbox", "environment fails"),
+    ),
+    Mutant(
+        name="files_not_collected_and_rewarded",
+        sentence="An episode whose files can't be collected has no reward.",
+        file="services/agent/attempt.py",
+        old="""\
+        if failure is not None:
+            raise AttemptFailed(failure)
+        return answer
+""",
+        new="        return answer\n",
+        caught_by=("its files were not collected",),
+        faults=("files", "environment fails"),
+    ),
+    Mutant(
         name="recorded_answers_unused",
         sentence="A new owner runs an episode's coroutine with the recorded answers.",
         file=EARLY_ANSWERS,
@@ -40,16 +62,15 @@ OF_AGENTS = (
         name="own_outcomes_not_read_back",
         sentence="TaskEnded is built only from outcomes read back in log order.",
         file=SHARD,
-        old="            run = EpisodeRun(\n                self.context.send, ",
+        old="            run = EpisodeRun(self._send, ",
         new="""\
             async def own(event: Any) -> Any:
-                ref = await self.context.send(event)
+                ref = await self._send(event)
                 if isinstance(event, EpisodeEnded):
                     self._on_outcome(event)
                 return ref
 
-            run = EpisodeRun(
-                own, """,
+            run = EpisodeRun(own, """,
         caught_by=("is not the one that counts", "two TaskEnded that differ"),
         faults=("expel",),
     ),
@@ -145,7 +166,7 @@ OF_AGENTS = (
     Mutant(
         name="timeouts_counted_unasked",
         sentence="A step that took too long is rewarded only if the recipe says so.",
-        file="services/agent/episode_run.py",
+        file=RECORDS,
         old='if failure.code == STEP_TIMEOUT and settings.timeouts == "unfinished":',
         new="if failure.code == STEP_TIMEOUT:",
         caught_by=("I6: ",),
@@ -154,7 +175,7 @@ OF_AGENTS = (
     Mutant(
         name="exceptions_counted_unasked",
         sentence="An exception of the user's code is rewarded only if the recipe says so.",
-        file=RUN,
+        file=RECORDS,
         old='return "exception" if raised and settings.exceptions == "unfinished" else None',
         new='return "exception" if raised else None',
         caught_by=("I6: ",),
@@ -182,8 +203,8 @@ OF_AGENTS = (
         name="context_without_the_prompts_ids",
         sentence="Contexts are token ids, append-only: prompts' ids belong to them.",
         file="services/agent/conversation.py",
-        old="        self.tokens += packed.unpack_i32(answer.prompt_added)\n",
-        new="",
+        old="self.parts += (answer.prompt_added, answer.tokens)",
+        new="self.parts += (answer.tokens,)",
         caught_by=("excuses that", "I2: "),
         faults=(),
     ),
@@ -191,10 +212,19 @@ OF_AGENTS = (
         name="deadline_not_enforced",
         sentence="An owned episode always ends: at its deadline, if not before.",
         file=RUN,
-        old="left_s = max(0.0, self.started.deadline / 1000 - now())",
-        new="left_s = None",
+        old="return max(0.0, self.started.deadline / 1000 - now())",
+        new="return 1e6",
         caught_by=("I8: ",),
         faults=("environment hangs",),
+    ),
+    Mutant(
+        name="end_of_an_agent_unnoticed",
+        sentence="An episode goes on when its agent ends, not only at its deadline.",
+        file="services/agent/memory/lone_agent.py",
+        old="        agent.add_done_callback(go_on, context=self._trace)\n",
+        new="",
+        caught_by=("I1: ", "I2: ", "I8: ", "excuses that"),
+        faults=(),
     ),
     Mutant(
         name="older_attempts_answers_taken",
@@ -213,7 +243,7 @@ OF_AGENTS = (
         name="other_meanings_accepted",
         sentence="An answer to another digest means a new attempt.",
         file=ATTEMPT,
-        old="if not isinstance(answer, kind) or answer.digest != request.digest:",
+        old="if not isinstance(answer, kind) or answer.digest != digest:",
         new="if not isinstance(answer, kind):",
         caught_by=("did something else", "I2: "),
         faults=("kill", "agent moody", "agent", "aimed"),
@@ -226,5 +256,32 @@ OF_AGENTS = (
         new="        if False and self",
         caught_by=("I8: ",),
         faults=("cancel", "agent", "kill"),
+    ),
+    Mutant(
+        name="second_environment_left_open",
+        sentence="If an attempt has two environments, the one that answers second is closed.",
+        file=SHARD,
+        old="if other or (answer.partition >= 0 and answer.attempt < run.attempt):",
+        new="if False:",
+        caught_by=("I7: ",),
+        faults=("kill", "agent"),
+    ),
+    Mutant(
+        name="actions_go_where_the_reset_was_sent",
+        sentence="An attempt's environment is the one whose answer is first in the log.",
+        file="services/agent/routing/episode_places.py",
+        old="self._answered.get(attempt) or self._sent.get(attempt)",
+        new="self._sent.get(attempt) or self._answered.get(attempt)",
+        caught_by=("excuses that", "I2: ", "I7: "),
+        faults=("kill", "agent"),
+    ),
+    Mutant(
+        name="steps_to_whoever_is_free",
+        sentence="All actions of an attempt go where its environment is.",
+        file=SHARD,
+        old='        if action.kind == "score":\n',
+        new='        if action.kind in ("score", "step"):\n',
+        caught_by=("excuses that", "I2: "),
+        faults=(),
     ),
 )

@@ -16,6 +16,15 @@ OF_ENVIRONMENTS = (
         faults=(),
     ),
     Mutant(
+        name="file_named_before_it_is_stored",
+        sentence="A file is in the blob store before the observation that names it.",
+        file="services/tasks/artifact_store.py",
+        old='        blob = self._blobs.put(data, mimetypes.guess_type(name)[0] or "")\n',
+        new='        blob = describe(data, "")\n',
+        caught_by=("a file that is not stored",),
+        faults=("files",),
+    ),
+    Mutant(
         name="repeated_action_run_again",
         sentence="A repeated action is answered again from the last observation.",
         file=HANDLE,
@@ -25,8 +34,7 @@ OF_ENVIRONMENTS = (
             return
         if action.index <= self._done:
             return
-        if self._broken is None:
-            await self._compare()
+        await self._compare(environment, action)
         if self._broken is None and action.index != self._done + 1:
 """,
         new="        if self._broken is None and action.index > self._done + 1:\n",
@@ -37,8 +45,8 @@ OF_ENVIRONMENTS = (
         name="own_answers_acted_on",
         sentence="An environment goes on from the answer that counts: the first in the log.",
         file=HANDLE,
-        old="            await self._compare()\n",
-        new="            pass\n",
+        old="        await self._compare(environment, action)\n",
+        new="",
         caught_by=("I2: ",),
         faults=("expel", "sandbox", "env"),
     ),
@@ -46,16 +54,22 @@ OF_ENVIRONMENTS = (
         name="environment_not_rebuilt",
         sentence="A replayable environment is rebuilt by re-stepping its recorded actions.",
         file=HANDLE,
-        old="observation = await self._act(environment, action)\n            if",
-        new="observation = recorded\n            if",
+        old="""\
+            observation = await self._act(environment, action)
+            if shown(observation) != recorded:
+""",
+        new="""\
+            observation = failed(action, self._instance, None)
+            if recorded != recorded:
+""",
         caught_by=("excuses that", "I2: "),
     ),
     Mutant(
         name="rebuilt_environment_not_compared",
         sentence="A rebuilt environment is compared with what was observed.",
         file=HANDLE,
-        old="            if not alike(observation, recorded):\n",
-        new="            if not alike(recorded, recorded):\n",
+        old="            if shown(observation) != recorded:\n",
+        new="            if recorded != recorded:\n",
         caught_by=("excuses that", "I2: "),
         faults=("kill", "sandbox", "lies"),
     ),
@@ -65,7 +79,7 @@ OF_ENVIRONMENTS = (
         file=HANDLE,
         old="""\
             self._broken = failure_of(self._late(action.kind) if bound.expired() else error)
-            return failed(action, self._instance, self._broken)
+            return failed(action, self._instance, self._broken, self._claim.partition)
 """,
         new="""\
             zero = failed(action, self._instance, None)
@@ -78,9 +92,9 @@ OF_ENVIRONMENTS = (
         name="failure_with_a_reward",
         sentence="What the infrastructure caused is never a reward.",
         file=HANDLE,
-        old="return failed(action, self._instance, self._broken)",
+        old="return failed(action, self._instance, self._broken, self._claim.partition)",
         new="""\
-zero = failed(action, self._instance, self._broken)
+zero = failed(action, self._instance, self._broken, self._claim.partition)
             return zero.model_copy(update={"reward": 0.0})""",
         caught_by=("I6: observation",),
         faults=("environment fails",),
@@ -89,18 +103,27 @@ zero = failed(action, self._instance, self._broken)
         name="open_environments_committed",
         sentence="A reset is held until its environment ends.",
         file=SHARD,
-        old="self._open(delivery, self._context.hold(delivery), []).put(action)",
-        new="self._open(delivery, lambda: None, []).put(action)",
+        old="self._open(delivery, self._context.hold(delivery, long=True)).put(action)",
+        new="self._open(delivery, lambda: None).put(action)",
         caught_by=("I1: ", "I2: ", "I8: "),
     ),
     Mutant(
-        name="answered_actions_run_again",
-        sentence="Phase 1 reads which actions were answered.",
-        file=SHARD,
-        old="                if observation is None:\n",
-        new="                if observation is not None or observation is None:\n",
-        caught_by=("excuses that", "I2: ", "I6: "),
-        faults=("kill", "sandbox", "env"),
+        name="answers_without_a_place",
+        sentence="An answer says in which partition its environment is.",
+        file="services/env/answers.py",
+        old="        partition=partition,\n    )\n    # The log",
+        new="        partition=-1,\n    )\n    # The log",
+        caught_by=("excuses that", "I2: ", "I7: "),
+        faults=("kill", "agent"),
+    ),
+    Mutant(
+        name="scores_done_before_their_answers",
+        sentence="A record is done only if nobody holds it but for long.",
+        file="services/worker/shard_host.py",
+        old="        done = self._next_offset if brief is None else brief\n",
+        new="        done = self._next_offset\n",
+        caught_by=("I8: ", "I1: "),
+        faults=("kill", "debate", "env"),
     ),
     Mutant(
         name="prompt_done_before_its_answer",
@@ -110,6 +133,15 @@ zero = failed(action, self._instance, self._broken)
         new="        self._holds[prompt_id] = [lambda: None]\n",
         caught_by=("I1: ", "I8: "),
         faults=("kill", "inference"),
+    ),
+    Mutant(
+        name="handed_over_prompt_not_sent",
+        sentence="A draining worker is done with a prompt once another one has it.",
+        file="services/inference/drain.py",
+        old="        await self._log.send(request, at)\n",
+        new="",
+        caught_by=("I1: ", "I8: "),
+        faults=("restart", "inference"),
     ),
     Mutant(
         name="expired_prompt_silently_dropped",

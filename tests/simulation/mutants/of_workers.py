@@ -7,7 +7,7 @@ OF_WORKERS = (
         name="commit_past_what_is_held",
         sentence="The commit is the oldest start whose task has no delivered TaskEnded.",
         file="services/worker/shard.py",
-        old="        release = self.open_records.hold(delivery.offset)\n",
+        old="        release = self.open_records.hold(delivery.offset, long=long)\n",
         new="        release = lambda: None\n",
         caught_by=("I1: ", "I8: "),
     ),

@@ -16,6 +16,7 @@ from headrace.errors import DependencyError, TooLarge
 from headrace.schemas import packed
 from headrace.schemas.events import (
     ActionRequested,
+    Blob,
     EnvironmentUse,
     EpisodeEnded,
     EpisodeStarted,
@@ -35,7 +36,9 @@ from headrace.services.agent.agents import chat, multi_turn
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup
+from headrace.services.agent.requests import meaning_of
 from headrace.services.base.clock import now_ms
+from headrace.services.models.blobs import describe
 
 TURNS = 3
 LOST = Failure(origin="infrastructure", code="sandbox_lost", retryable=True)
@@ -652,7 +655,10 @@ def test_a_higher_attempt_in_the_log_moves_the_run() -> None:
     outcome, trajectory = play(world, meanwhile=higher)
     assert (outcome.ending, outcome.attempt) == ("finished", 2)
     assert trajectory.attempt == 2
-    assert {request.attempt for request in world.requests()[1:]} == {2}
+    closed, *others = world.requests()[1:]
+    assert isinstance(closed, ActionRequested)
+    assert (closed.kind, closed.attempt) == ("close", 0)
+    assert {request.attempt for request in others} == {2}
 
 
 def test_what_was_played_is_told_as_its_own_attempt_whatever_comes_in_the_end() -> None:
@@ -975,3 +981,116 @@ def test_a_judge_that_stays_silent_is_an_infrastructure_failure() -> None:
     asked = world.of(ActionRequested)
     assert len(asked) >= 2
     assert all(event.expires_at < time.time() * 1000 for event in asked)
+
+
+COLLECTING = EnvironmentUse(use="default", collect=("out/*",))
+
+
+def a_file(name: str, content: bytes = b"x") -> Blob:
+    return describe(content, "").model_copy(update={"name": name})
+
+
+def test_the_files_of_an_attempt_are_in_its_trajectory_and_outcome() -> None:
+    world = World()
+    given: dict[str, dict[str, Any]] = {
+        "step": {"artifacts": (a_file("log"), a_file("out/a", b"old"))},
+        "collect": {"artifacts": (a_file("out/a", b"new"),), "reward": None, "terminated": False},
+    }
+    world.observed = lambda action: given.get(action.kind, {})
+    submitted = task(environment=COLLECTING, labels={"exp": "7", "curation.state": "{}"})
+    outcome, trajectory = play(world, submitted)
+    kinds = [event.kind for event in world.of(ActionRequested)]
+    assert kinds == ["reset", "step", "step", "step", "collect", "close"]
+    actions = world.of(ActionRequested)
+    assert [action.index for action in actions] == [0, 1, 2, 3, 4, 5]
+    assert outcome.artifacts == (a_file("log"), a_file("out/a", b"new"))
+    assert trajectory.artifacts == outcome.artifacts
+    assert outcome.labels == trajectory.labels == {"exp": "7"}
+    assert outcome.reward == 1.0
+
+
+def test_files_of_a_failed_attempt_do_not_mix_with_those_of_the_next() -> None:
+    world = World()
+
+    def observed(action: ActionRequested) -> dict[str, Any]:
+        if action.kind == "collect":
+            return {"artifacts": (a_file("out/a"),), "failure": None if action.attempt else LOST}
+        return {"artifacts": (a_file(f"of-{action.attempt}"),)}
+
+    world.observed = observed
+    outcome, trajectory = play(world, task(environment=COLLECTING))
+    assert (outcome.attempt, outcome.reward) == (1, 1.0)
+    assert [one.name for one in outcome.artifacts] == ["of-1", "out/a"]
+    assert [one.name for one in trajectory.artifacts] == ["of-1", "out/a"]
+
+
+@pytest.mark.parametrize("artifacts", [("../x",), ("a", "a"), ("a", "a/b"), ("",)])
+def test_names_that_anybody_may_write_fail_the_attempt(artifacts: tuple[str, ...]) -> None:
+    world = World()
+    world.observed = lambda _: {"artifacts": tuple(map(a_file, artifacts))}
+    outcome = end(world, task(attempts=1))
+    assert outcome.failure is not None
+    assert (outcome.failure.code, outcome.reward) == ("bad_artifacts", None)
+    assert outcome.artifacts == ()
+
+
+def test_a_store_that_fails_for_good_gives_no_reward() -> None:
+    world = World()
+    failure = Failure(origin="infrastructure", code="artifacts_unavailable", retryable=True)
+    world.observed = lambda action: {"failure": failure} if action.kind == "collect" else {}
+    outcome = end(world, task(environment=COLLECTING, attempts=2))
+    assert (outcome.ending, outcome.reward, outcome.attempts) == ("failed", None, 2)
+
+
+def test_files_are_not_waited_for_beyond_the_deadline() -> None:
+    world = World()
+    world.silent_after = 7  # the collect is the 8th request
+    outcome = end(world, task(environment=COLLECTING), left_s=0.5)
+    assert outcome.failure is not None
+    assert (outcome.failure.code, outcome.reward) == ("collect", None)
+
+
+def test_an_episode_is_cancelled_while_its_files_are_collected() -> None:
+    world = World()
+    world.silent_after = 7
+
+    async def meanwhile(run: EpisodeRun) -> None:
+        while len(world.requests()) < 8:
+            await asyncio.sleep(0.001)
+        run.cancel("enough")
+
+    outcome = end(world, task(environment=COLLECTING), meanwhile=meanwhile)
+    assert (outcome.ending, outcome.reward) == ("cancelled", None)
+
+
+def test_a_recorded_collect_is_not_asked_for_again() -> None:
+    first = World()
+    first.observed = lambda _: {"artifacts": (a_file("out/a"),)}
+    end(first, task(environment=COLLECTING))
+    recorded = [first.answer(event) for event in first.sent]
+    answers = {0: {answer.call: answer for answer in recorded if answer is not None}}
+    heir = World()
+    outcome = end(heir, task(environment=COLLECTING), answers=answers, left_s=-1.0)
+    assert outcome.artifacts == (a_file("out/a"),)
+    assert [request.kind for request in heir.of(ActionRequested)] == ["close"]
+
+
+def test_a_task_without_collect_asks_as_before() -> None:
+    world = World()
+    end(world)
+    assert "collect" not in [event.kind for event in world.of(ActionRequested)]
+    reset = world.of(ActionRequested)[0]
+    old = EnvironmentUse(use="default").model_dump_json(exclude={"collect"})
+    assert reset.digest == meaning_of("reset", "0", old, "{}")
+
+
+@pytest.mark.parametrize("code", ["step_timeout", "environment_error"])
+def test_slow_or_broken_collecting_is_never_counted_against_the_policy(code: str) -> None:
+    world = World()
+    failure = Failure(origin="environment", code=code, retryable=True)
+    world.observed = lambda action: {"failure": failure} if action.kind == "collect" else {}
+    outcome = end(
+        world, task(environment=COLLECTING, attempts=2),
+        timeouts="unfinished", exceptions="unfinished", unfinished_reward=-1.0,
+    )  # fmt: skip
+    assert (outcome.ending, outcome.reward, outcome.attempts) == ("failed", None, 2)

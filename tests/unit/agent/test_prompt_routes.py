@@ -17,7 +17,8 @@ from headrace.schemas.events import (
     PoolLoad,
     Sampling,
 )
-from headrace.services.agent.routing.prompt_routes import MOST_FORGOTTEN, PromptRoutes
+from headrace.services.agent.routing.prompt_routes import PromptRoutes
+from headrace.services.agent.routing.worker_choice import MOST_FORGOTTEN
 from headrace.services.worker.worker_loads import GONE_AFTER
 
 LATER_S = 1.0
@@ -221,10 +222,10 @@ def test_the_key_decides_until_all_workers_had_time_to_report() -> None:
         assert partition is not None
 
 
-def test_failures_of_strangers_take_bounded_memory() -> None:
+def test_failing_of_strangers_take_bounded_memory() -> None:
     made = routes(report(0), report(1))
     made.on_answer(answer(0, "engine_failed"), LATER_S)
     for worker in range(10 * MOST_FORGOTTEN):
         made.on_answer(answer(1000 + worker, "engine_failed"), LATER_S)
-    assert len(made._failures) <= 2 * MOST_FORGOTTEN
+    assert len(made._failing) <= 2 * MOST_FORGOTTEN
     assert chosen(made, prompt(), home=0) == 1

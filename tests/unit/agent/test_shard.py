@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from contextvars import Context
 from typing import Any, cast
 
 from headrace.errors import TooLarge
@@ -23,6 +24,7 @@ from headrace.services.agent.crash_isolation.isolation import Isolation
 from headrace.services.agent.early_answers import EARLY
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.records import AgentSetup
+from headrace.services.agent.routing.action_routes import ActionRoutes
 from headrace.services.agent.routing.prompt_routes import PromptRoutes
 from headrace.services.agent.shard import AgentShard
 from headrace.services.base.clock import now_ms
@@ -58,11 +60,15 @@ class Bench:
 
     partition = EPISODES
     deaths = 0
+    is_open = True
 
     def __init__(self) -> None:
         self.caught_up = False
         self.sent: list[Event] = []
+        self.places: list[tuple[int, str, int]] = []
+        """Attempt, kind and partition of each action."""
         self.spawned: list[asyncio.Task[None]] = []
+        self.adopted: list[asyncio.Task[None]] = []
         self.cancellations = Nobody()
         setup = AgentSetup(patient, {}, AgentSettings(), {})
         self.shard = AgentShard(
@@ -73,17 +79,26 @@ class Bench:
             cast("Isolation", None),
             cast("Cancellations", self.cancellations),
             PromptRoutes((), 1),
+            ActionRoutes(("default",), 8),
         )
 
     def hold(self, delivery: Delivery[Any]) -> Callable[[], None]:
         return lambda: None
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        self.spawned.append(asyncio.create_task(work, name=name))
+    def spawn(
+        self, work: Coroutine[Any, Any, None], name: str, trace: Context | None = None
+    ) -> asyncio.Task[None]:
+        self.spawned.append(asyncio.create_task(work, name=name, context=trace))
         return self.spawned[-1]
 
-    async def send(self, event: Event) -> Ref:
+    def adopt(self, task: asyncio.Task[None]) -> None:
+        self.adopted.append(task)
+
+    async def send(self, event: Event, partition: int | None = None) -> Ref:
         self.sent.append(event)
+        if isinstance(event, ActionRequested):
+            assert partition is not None
+            self.places.append((event.attempt, event.kind, partition))
         return Ref(topic="any", partition=0, offset=len(self.sent), digest=bytes(16))
 
     async def feed(self, *events: Event) -> None:
@@ -108,6 +123,9 @@ class Bench:
             spawned.cancel()
             with suppress(asyncio.CancelledError):
                 await spawned
+        for agent in self.adopted:
+            agent.cancel()
+        await asyncio.gather(*self.adopted, return_exceptions=True)
 
 
 def on_a_bench(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
@@ -199,10 +217,10 @@ def test_an_answer_that_is_read_before_its_start_counts() -> None:
 
 def test_a_result_that_no_record_can_hold_is_written_without_details() -> None:
     class Narrow(Bench):
-        async def send(self, event: Event) -> Ref:
+        async def send(self, event: Event, partition: int | None = None) -> Ref:
             if isinstance(event, TaskEnded) and event.outcomes[0].rewards:
                 raise TooLarge("9,000,000 bytes")
-            return await super().send(event)
+            return await super().send(event, partition)
 
     async def main() -> None:
         bench = Narrow()
@@ -242,5 +260,47 @@ def test_the_largest_numbers_that_a_record_holds_end_nobody() -> None:
         assert (3, 0, 0) in bench.closed()
         (ended,) = [event for event in bench.sent if isinstance(event, EpisodeEnded)]
         assert (ended.ending, ended.attempt, ended.attempts) == ("failed", largest, largest)
+
+    on_a_bench(test)
+
+
+def answered(bench: Bench, partition: int) -> ObservationRecorded:
+    """An environment's answer to the newest reset, from this partition of `actions`."""
+    resets = [one for one in bench.sent if isinstance(one, ActionRequested) and one.kind == "reset"]
+    update = {"partition": partition, "digest": resets[-1].digest, "attempt": resets[-1].attempt}
+    return observed(resets[-1].task).model_copy(update=update)
+
+
+def test_the_environment_that_answers_first_is_the_attempts_and_another_one_is_closed() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.catch_up()
+        await bench.feed(started(3))
+        # An earlier owner had sent the reset to partition 5.
+        await bench.feed(answered(bench, 5), answered(bench, 0))
+        assert bench.places[0] == (0, "reset", 0)
+        assert sorted(bench.places[1:]) == [(0, "close", 0), (0, "close", 5)]
+
+    on_a_bench(test)
+
+
+def test_a_successor_closes_the_second_environment_too() -> None:
+    async def test(bench: Bench) -> None:
+        first = observed(3).model_copy(update={"partition": 5})
+        await bench.feed(started(3), first, first.model_copy(update={"partition": 6}))
+        await bench.catch_up()
+        assert (0, "close", 6) in bench.places
+        assert bench.places[-1][0] == 1, "the digest is not that of the request: a new attempt"
+        assert (0, "close", 5) in bench.places
+
+    on_a_bench(test)
+
+
+def test_an_environment_that_answers_when_its_episode_is_over_is_closed_where_it_is() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.catch_up()
+        await bench.feed(started(3), outcome(3))
+        late = observed(3).model_copy(update={"partition": 7})
+        await bench.feed(late)
+        assert bench.places[-1] == (0, "close", 7)
 
     on_a_bench(test)

@@ -26,14 +26,14 @@ from headrace.schemas.events import (
     TrajectoryRecorded,
 )
 from headrace.schemas.packed import pack_f32, pack_i32
-from tests.checker import Report, examine
+from headrace.services.operate.verify.log_report import LogReport, examine
 from tests.unit.checker.logs import RECIPE, Log, whole_log, write_task
 
 FAILURE = Failure(origin="infrastructure", code="lost")
 DUPLICATE = Failure(origin="operator", code="duplicate")
 
 
-def judge(log: Log) -> Report:
+def judge(log: Log) -> LogReport:
     return examine(RECIPE, log.deliveries, settled=True, one_clock=True)
 
 

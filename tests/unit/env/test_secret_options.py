@@ -13,8 +13,9 @@ from headrace.schemas.events import ActionRequested, EnvironmentUse, Event
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.base.redactor import REDACTOR
+from headrace.services.base.shown import shown
 from headrace.services.base.types import Observation
-from headrace.services.env.answers import alike, answer_to
+from headrace.services.env.answers import answer_to
 from headrace.services.env.environment import Claim
 from headrace.services.env.instances import Instances
 from headrace.services.env.libraries.libraries_setup import LibrarySetup
@@ -90,4 +91,4 @@ def test_an_answer_equals_the_recorded_one_after_a_replay() -> None:
     answer = answer_to(action, observation, "i")
     assert CANARY not in repr(answer)
     # The log redacts what it writes: the worker compares its answer with the recorded one.
-    assert alike(answer, REDACTOR.model(answer))
+    assert shown(answer) == shown(REDACTOR.model(answer))

@@ -13,16 +13,19 @@ import pytest
 from headrace.errors import DependencyError, InfrastructureError, TooLarge, UsageError
 from headrace.schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
 from headrace.services.base.clock import now_ms
+from headrace.services.base.shown import shown
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.environment import Claim
 from headrace.services.env.gymnasium_environment import GymnasiumEnvironment
 from headrace.services.env.null import NullEnvironment
 from headrace.services.env.setup import EnvironmentSetup
 from headrace.services.env.shard import EnvShard
+from headrace.services.env.slots import EnvironmentSlots
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
 
 PARTITION = Partition("t.actions.v1", 0)
+KNOWN = ("default",)
 REF = Ref(topic="t.actions.v1", partition=0, offset=0, digest=bytes(16))
 
 
@@ -37,8 +40,7 @@ class FakeContext:
         self.held: set[int] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.arrived = asyncio.Event()
-        self.shard: EnvShard | None = None
-        """Reads back what it sent."""
+        self.done_below = 0
 
     async def send(self, event: Event) -> Ref:
         if self.away:
@@ -46,8 +48,6 @@ class FakeContext:
         assert isinstance(event, ObservationRecorded)
         self.sent.append(event)
         self.arrived.set()
-        if self.shard is not None:
-            await self.shard.on_event(Delivery(event, REF, 0.0, PARTITION, 0))
         return REF
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
@@ -56,7 +56,8 @@ class FakeContext:
         task.add_done_callback(self.tasks.discard)
         return task
 
-    def hold(self, delivery: Delivery[Any]) -> Callable[[], None]:
+    def hold(self, delivery: Delivery[Any], *, long: bool = False) -> Callable[[], None]:
+        assert long == (delivery.event.kind == "reset" and delivery.event.environment.use in KNOWN)
         self.held.add(delivery.offset)
         return lambda: self.held.discard(delivery.offset)
 
@@ -105,6 +106,9 @@ class Counter(NullEnvironment):
         type(self).closed += 1
 
 
+D = bytes(16)
+
+
 def action(index: int, kind: str = "step", **changes: Any) -> ActionRequested:
     fields: dict[str, Any] = {
         "task": 1,
@@ -126,10 +130,9 @@ class Bench:
     def __init__(self, slots: int = 8, step_s: float | None = None) -> None:
         Counter.made = Counter.closed = Counter.unlike = 0
         self.context = FakeContext()
-        setups = {"default": EnvironmentSetup(Counter, {}, asyncio.Semaphore(slots))}
+        setups = {"default": EnvironmentSetup(Counter, {}, EnvironmentSlots(slots))}
         bounds = {} if step_s is None else {"default": step_s}
         self.shard = EnvShard(self.context, setups, "me", (), bounds)  # type: ignore[arg-type]
-        self.context.shard = self.shard
         self._offset = 0
 
     async def feed(self, *events: Event) -> None:
@@ -223,7 +226,7 @@ def test_failures_are_typed() -> None:
 
 
 def test_what_only_the_recipe_sets_no_task_can_change() -> None:
-    setup = EnvironmentSetup(GymnasiumEnvironment, {"id": "Taxi-v3"}, asyncio.Semaphore(1))
+    setup = EnvironmentSetup(GymnasiumEnvironment, {"id": "Taxi-v3"}, EnvironmentSlots(1))
     use = EnvironmentUse(use="default", options='{"render": "mine:run"}')
     claim = Claim(task=1, sample=0, attempt=0, partition=0, offset=0, expires_at=0.0)
     with pytest.raises(UsageError, match=r"can't set the options \['render'\]"):
@@ -245,27 +248,21 @@ def test_a_newer_attempt_replaces_the_older() -> None:
     run(test)
 
 
-def test_it_is_rebuilt_from_recorded_actions() -> None:
+def after(text: str, index: int, **changes: Any) -> bytes:
+    """The digest that an action carries if the agent saw this answer of Counter."""
+    fields: dict[str, Any] = {"reward": 0.0 if index else None, "text": text, **changes}
+    return shown(ObservationRecorded(task=1, sample=0, call="", index=index, digest=D, **fields))
+
+
+def test_it_is_rebuilt_from_recorded_actions_and_does_the_newest_again() -> None:
     async def test(bench: Bench) -> None:
-        recorded = [
-            ObservationRecorded(
-                task=1,
-                sample=0,
-                call=str(i + 1),
-                index=i,
-                digest=bytes([i]) * 16,
-                text=str(i),
-                reward=None if i == 0 else 0.0,
-                instance="gone",
-            )
-            for i in range(2)
-        ]
-        await bench.feed(*recorded, action(0, "reset"), action(1), action(2))
+        actions = (action(1, after=after("0", 0)), action(2, after=after("1", 1)))
+        await bench.feed(action(0, "reset"), *actions)
         assert bench.context.sent == []
         await bench.live()
         (answer,) = await bench.context.answers(1)
         assert (answer.call, answer.text, answer.failure) == ("3", "2", None)
-        await bench.feed(action(3))
+        await bench.feed(action(3, after=after("2", 2)))
         assert (await bench.context.answers(2))[-1].terminated
 
     run(test)
@@ -273,11 +270,8 @@ def test_it_is_rebuilt_from_recorded_actions() -> None:
 
 def test_a_world_that_differs_when_rebuilt_is_a_failure() -> None:
     async def test(bench: Bench) -> None:
-        recorded = ObservationRecorded(
-            task=1, sample=0, call="1", index=0, digest=bytes(16), text="0"
-        )
         Counter.unlike = 1
-        await bench.feed(recorded, action(0, "reset"), action(1))
+        await bench.feed(action(0, "reset"), action(1, after=after("0", 0)))
         await bench.live()
         (answer,) = await bench.context.answers(1)
         assert answer.failure is not None
@@ -286,16 +280,29 @@ def test_a_world_that_differs_when_rebuilt_is_a_failure() -> None:
     run(test)
 
 
+@pytest.mark.parametrize("replayable", [True, False])
+def test_the_answer_that_a_predecessor_gave_counts(replayable: bool) -> None:
+    async def test(bench: Bench) -> None:
+        Counter.replayable = replayable
+        try:
+            await bench.feed(action(0, "reset"))
+            await bench.live()
+            await bench.context.answers(1)  # The first one is in the log already, and differs.
+            await bench.feed(action(1, after=after("elsewhere", 0)))
+            answer = (await bench.context.answers(2))[-1]
+        finally:
+            Counter.replayable = True
+        assert answer.failure is not None
+        assert answer.failure.code == ("diverged" if replayable else "sandbox_lost")
+
+    run(test)
+
+
 def test_it_is_closed_where_it_is_lost_while_it_is_rebuilt() -> None:
     async def test(bench: Bench) -> None:
-        recorded = [
-            ObservationRecorded(
-                task=1, sample=0, call=str(i + 1), index=i, digest=bytes([i]) * 16, text=str(i)
-            )
-            for i in range(2)
-        ]
         hang = json.dumps({"action": "hang"})
-        await bench.feed(*recorded, action(0, "reset"), action(1, payload=hang), action(2))
+        seen = action(1, payload=hang, after=after("0", 0))
+        await bench.feed(action(0, "reset"), seen, action(2, after=after("1", 1)))
         await bench.live()
         while not Counter.made:
             await asyncio.sleep(0)
@@ -310,13 +317,10 @@ def test_it_is_closed_where_it_is_lost_while_it_is_rebuilt() -> None:
 @pytest.mark.parametrize("text", ["0", "elsewhere"])
 def test_an_answer_of_another_worker_that_came_first_counts(text: str) -> None:
     async def test(bench: Bench) -> None:
-        first = ObservationRecorded(
-            task=1, sample=0, call="1", index=0, digest=bytes(16), text=text, instance="other"
-        )
         await bench.live()
-        await bench.feed(action(0, "reset"), first)  # before the reset is done here
+        await bench.feed(action(0, "reset"))
         await bench.context.answers(1)
-        await bench.feed(action(1))
+        await bench.feed(action(1, after=after(text, 0)))
         own, next_one = await bench.context.answers(2)
         assert own.text == "0"
         code = next_one.failure.code if next_one.failure is not None else ""
@@ -325,46 +329,12 @@ def test_an_answer_of_another_worker_that_came_first_counts(text: str) -> None:
     run(test)
 
 
-@pytest.mark.parametrize("live", [False, True])
-def test_an_answer_of_another_worker_counts_though_it_is_read_before_the_reset(live: bool) -> None:
+def test_answers_say_where_the_environment_is() -> None:
     async def test(bench: Bench) -> None:
-        first = ObservationRecorded(
-            task=1,
-            sample=0,
-            call="1",
-            index=0,
-            digest=bytes(16),
-            text="elsewhere",
-            instance="other",
-        )
-        if not live:
-            await bench.feed(first)
         await bench.live()
-        if live:
-            await bench.feed(first)
-        await bench.feed(action(0, "reset"))
-        await bench.context.answers(1)
-        await bench.feed(action(1))
-        answer = (await bench.context.answers(2))[-1]
-        assert answer.failure is not None
-        assert answer.failure.code == "superseded"
-
-    run(test)
-
-
-def test_an_action_waits_until_it_is_known_which_answer_the_agent_saw() -> None:
-    async def test(bench: Bench) -> None:
-        bench.context.shard = None
-        await bench.live()
-        await bench.feed(action(0, "reset"))
-        (own,) = await bench.context.answers(1)
-        await bench.feed(action(1))
-        await asyncio.sleep(0.01)
-        assert len(bench.context.sent) == 1
-        await bench.feed(own.model_copy(update={"text": "elsewhere", "instance": "other"}), own)
-        _, answer = await bench.context.answers(2)
-        assert answer.failure is not None
-        assert answer.failure.code == "superseded"
+        await bench.feed(action(0, "reset"), action(2, sample=1))
+        answers = await bench.context.answers(2)
+        assert {answer.sample: answer.partition for answer in answers} == {0: 0, 1: -1}
 
     run(test)
 
@@ -372,10 +342,11 @@ def test_an_action_waits_until_it_is_known_which_answer_the_agent_saw() -> None:
 def test_what_a_predecessor_left_unanswered_is_answered_without_its_environment() -> None:
     async def test(bench: Bench) -> None:
         unknown = action(0, "reset", task=2, environment=EnvironmentUse(use="nowhere"))
-        answered = ObservationRecorded(task=3, sample=0, call="2", index=1, digest=bytes(16))
         overdue = action(1, task=4, expires_at=now_ms() - 1)
-        await bench.feed(action(1), unknown, answered, action(1, task=3), overdue)
-        assert len(bench.context.held) == 4
+        bench.context.done_below = 2
+        answered = [action(1, task=3), action(0, "score", task=5)]
+        await bench.feed(*answered, action(1), unknown, overdue)
+        assert len(bench.context.held) == 3
         await bench.live()
         answers = await bench.context.answers(2)
         codes = {answer.task: answer.failure.code for answer in answers if answer.failure}
@@ -502,9 +473,8 @@ def test_an_observation_that_is_none_is_a_failure_of_the_environment() -> None:
             return Observation(data={"not JSON": object()})
 
     async def test(bench: Bench) -> None:
-        setup = EnvironmentSetup(Odd, {}, asyncio.Semaphore(1))
+        setup = EnvironmentSetup(Odd, {}, EnvironmentSlots(1))
         bench.shard = EnvShard(bench.context, {"default": setup}, "me")  # type: ignore[arg-type]
-        bench.context.shard = bench.shard
         await bench.live()
         await bench.feed(action(0, "reset"), action(1))
         failure = (await bench.context.answers(2))[1].failure
@@ -567,7 +537,7 @@ class Swept(EnvironmentSetup):
     """Notes what it was asked to sweep."""
 
     def __init__(self) -> None:
-        super().__init__(Lived, {}, asyncio.Semaphore(8))
+        super().__init__(Lived, {}, EnvironmentSlots(8))
         self.asked: list[tuple[int, int, int | None]] = []
 
     async def sweep(
@@ -585,7 +555,6 @@ class ResumableBench(Bench):
         self.setup = Swept()
         self.context.begins_at = 7
         self.shard = EnvShard(self.context, {"default": self.setup}, "me")  # type: ignore[arg-type]
-        self.context.shard = self.shard
 
     async def end(self) -> None:
         for task in list(self.context.tasks):
@@ -604,20 +573,32 @@ def resumable(test: Callable[[ResumableBench], Coroutine[Any, Any, None]]) -> No
     asyncio.run(main())
 
 
-def test_what_outlives_its_worker_is_left_with_the_partition_and_found_again() -> None:
+@pytest.mark.parametrize("begun", [1, 2])
+def test_what_outlives_its_worker_is_left_with_the_partition_and_found_again(begun: int) -> None:
+    """The newest action was begun by the worker that is gone, or not."""
+
     async def test(bench: ResumableBench) -> None:
         await bench.live()
-        await bench.feed(action(0, "reset"), action(1))
-        answers = list(await bench.context.answers(2))
+        await bench.feed(action(0, "reset"), action(1, after=after("0", 0)))
+        await bench.context.answers(2)
         await bench.end()
         assert (Lived.closed, Lived.released) == (0, 1)
         other = ResumableBench()
-        Lived.begun = 1
-        await other.feed(action(0, "reset"), action(1), *answers, action(2))
+        Lived.begun = begun
+        actions = action(1, after=after("0", 0)), action(2, after=after("1", 1))
+        await other.feed(action(0, "reset"), *actions)
         await other.live()
         (answer,) = await other.context.answers(1)
-        assert (answer.index, answer.failure, Lived.begun) == (2, None, 2)
-        await other.feed(action(3, "close"))
+        if begun == 1:
+            assert (answer.index, answer.failure, Lived.begun) == (2, None, 2)
+        else:
+            assert answer.failure is not None
+            assert answer.failure.code == "sandbox_lost"
+        # The agent saw an answer of the worker that is gone. So the action was done.
+        await other.feed(action(3, after=after("2" if begun == 2 else answer.text, 2)))
+        answers = await other.context.answers(2)
+        assert (answers[-1].failure, Lived.begun) == (None, 3)
+        await other.feed(action(4, "close"))
         await asyncio.sleep(0)
         await other.end()
         assert Lived.closed == 1
@@ -628,16 +609,16 @@ def test_what_outlives_its_worker_is_left_with_the_partition_and_found_again() -
 def test_what_was_begun_and_not_answered_is_not_done_again() -> None:
     async def test(bench: ResumableBench) -> None:
         Lived.begun = 1
-        reset = action(0, "reset")
-        answered = ObservationRecorded(
-            task=1, sample=0, attempt=0, call="1", index=0, digest=reset.digest
-        )
-        await bench.feed(reset, answered, action(1))
+        await bench.feed(action(0, "reset"), action(1, after=after("0", 0)))
         await bench.live()
         (answer,) = await bench.context.answers(1)
         assert answer.failure is not None
         assert answer.failure.code == "sandbox_lost"
         assert (answer.reward, Lived.begun) == (None, 1)
+        await bench.feed(action(2, "close"))  # The agent makes a new attempt.
+        await asyncio.sleep(0)
+        await bench.end()
+        assert (Lived.closed, Lived.begun) == (1, 1)
 
     resumable(test)
 

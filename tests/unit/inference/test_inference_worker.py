@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from headrace.schemas.events import (
     EVENTS,
     GenerationCompleted,
     GenerationRequested,
+    LoadReported,
     PolicyPublished,
     Sampling,
 )
 from headrace.schemas.recipe.read_recipe import parse_recipe
-from headrace.schemas.topics import GENERATIONS, PROMPTS, Topics
+from headrace.schemas.topics import GENERATIONS, LOADS, PROMPTS, Topics
 from headrace.services.inference import service
 from headrace.services.kafka.broker import Outgoing, Partition
 from headrace.services.log.event_log import Delivery, EventLog
@@ -33,6 +35,19 @@ from tests.memory.memory_registry import MemoryRegistry
 POLICIES = ("left", "right")
 PARTITIONS = 2
 GROUP = "test.inference"
+
+
+@dataclass(frozen=True)
+class Running:
+    """An inference worker that runs."""
+
+    context: ServiceContext
+    task: asyncio.Task[None]
+
+    async def drain(self) -> None:
+        """Asks it to drain, and waits until it has ended."""
+        self.context.draining.set()
+        await asyncio.wait_for(self.task, 15)
 
 
 class Scene:
@@ -110,8 +125,10 @@ class Scene:
         return all(committed[at].offset == end for at, (_, end) in ends.items())
 
     @asynccontextmanager
-    async def worker(self, **options: Any) -> AsyncIterator[None]:
-        """An inference worker, drained at the end."""
+    async def worker(
+        self, name: str = "worker", policy: str | None = None, **options: Any
+    ) -> AsyncIterator[Running]:
+        """An inference worker, stopped at the end."""
         engine = {"use": "scripted", "slots": 4, "options": {"text": "ab"} | options}
         recipe = parse_recipe(
             {
@@ -124,11 +141,11 @@ class Scene:
         )
         stopping = asyncio.Event()
         context = ServiceContext(
-            self.log, recipe, self.blobs, "worker", self.folder, stopping, asyncio.Event()
+            self.log, recipe, self.blobs, name, self.folder / name, stopping, asyncio.Event()
         )
-        running = asyncio.create_task(service.run(context))
+        running = asyncio.create_task(service.run(context, policy))
         try:
-            yield
+            yield Running(context, running)
         finally:
             stopping.set()
             await asyncio.wait_for(running, 10)
@@ -189,7 +206,7 @@ def test_what_cannot_be_read_or_answered_does_not_stop_it(tmp_path: Path) -> Non
     drive(tmp_path, play)
 
 
-def test_a_draining_worker_abandons_and_the_next_one_answers(tmp_path: Path) -> None:
+def test_a_stopped_worker_abandons_and_the_next_one_answers(tmp_path: Path) -> None:
     async def play(scene: Scene) -> None:
         for policy in POLICIES:
             await scene.publish(policy, 0)
@@ -201,5 +218,81 @@ def test_a_draining_worker_abandons_and_the_next_one_answers(tmp_path: Path) -> 
         async with scene.worker():
             assert [answer.task for answer in await scene.answers(1)] == [0]
         assert await scene.done()
+
+    drive(tmp_path, play)
+
+
+async def both_report(scene: Scene) -> None:
+    """Waits until two workers share the partitions."""
+    held: dict[str, int] = {}
+    reader = follow_events(scene.log, {scene.log.topics.partition(LOADS): "first"})
+    async for item in reader:
+        if isinstance(item, Delivery) and isinstance(item.event, LoadReported):
+            pools = item.event.pools
+            held[item.event.worker] = sum(len(packed.unpack_i32(one.partitions)) for one in pools)
+            if sorted(held.values()) == [1, 1]:
+                break
+    await reader.aclose()
+
+
+def test_a_draining_worker_finishes_what_has_begun_and_hands_over_the_rest(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        for policy in POLICIES:
+            await scene.publish(policy, 0)
+        slow, quick = (
+            scene.worker("a", "left", delay_ms=500),
+            scene.worker("b", "left", delay_ms=50),
+        )
+        async with slow as a, quick:
+            await both_report(scene)
+            for task in range(40):  # each of the two has slots for four
+                await scene.ask("left", task)
+            while not await scene.answered():
+                await asyncio.sleep(0.05)
+            await a.drain()
+            assert not a.context.stopping.is_set()
+            # Nobody is left without an answer, and no answer was made twice.
+            answers = await scene.answers(40)
+            assert [answer.task for answer in answers] == list(range(40))
+            await asyncio.sleep(0.5)
+            assert await scene.answered() == 40
+            by_a = sum(answer.worker == "a" for answer in answers)
+            assert 4 <= by_a <= 12
+            for task in range(40, 44):
+                await scene.ask("left", task)
+            assert {answer.worker for answer in (await scene.answers(44))[40:]} == {"b"}
+        assert await scene.done()
+
+    drive(tmp_path, play)
+
+
+def test_a_draining_worker_serves_what_nobody_else_can(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        for policy in POLICIES:
+            await scene.publish(policy, 0)
+        async with scene.worker("a", delay_ms=50) as a:
+            for task in range(20):
+                await scene.ask("left", task)
+            while not await scene.answered():
+                await asyncio.sleep(0.05)
+            await a.drain()
+        assert [answer.task for answer in await scene.answers(20)] == list(range(20))
+        assert await scene.answered() == 20
+        assert await scene.done()
+
+    drive(tmp_path, play)
+
+
+def test_a_stop_ends_a_drain(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        for policy in POLICIES:
+            await scene.publish(policy, 0)
+        async with scene.worker("a", delay_ms=60_000) as a:
+            await scene.ask("left", 0)
+            await asyncio.sleep(0.5)
+            a.context.draining.set()
+            await asyncio.sleep(0.5)
+            assert not a.task.done()
+        assert not await scene.done()
 
     drive(tmp_path, play)

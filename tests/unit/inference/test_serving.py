@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from contextvars import Context
 from pathlib import Path
 from typing import Any
 
@@ -240,11 +241,13 @@ class FakeContext(ShardContext):
         self.sent.append(event)
         return Ref(topic="generations", partition=0, offset=len(self.sent), digest=b"r" * 16)
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        self.spawned.append(asyncio.create_task(work, name=name))
+    def spawn(
+        self, work: Coroutine[Any, Any, None], name: str, trace: Context | None = None
+    ) -> asyncio.Task[None]:
+        self.spawned.append(asyncio.create_task(work, name=name, context=trace))
         return self.spawned[-1]
 
-    def hold(self, delivery: Delivery[Event]) -> Callable[[], None]:
+    def hold(self, delivery: Delivery[Event], *, long: bool = False) -> Callable[[], None]:
         at = f"{delivery.event.event_id}@{delivery.offset}"
         self.held.append(at)
         return lambda: self.released.append(at)

@@ -8,6 +8,7 @@ import stat
 import threading
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,60 @@ def test_what_was_got_is_not_fetched_again_unless_it_is_damaged(
     path.write_bytes(b"weightz")
     assert store.get(blob).read_bytes() == b"weights"
     assert len(fetched) == 1
+
+
+def test_one_worker_of_a_machine_fetches_a_blob_for_all(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = [RemoteBlobStore(url, tmp_path / "cache") for _ in range(4)]
+    blob = stores[0].put(b"weights" * 1000)
+    fetched: list[str] = []
+    get_file = stores[0]._files.get_file
+
+    def slow(key: str, at: str) -> None:
+        fetched.append(key)
+        time.sleep(0.3)
+        get_file(key, at)
+
+    for store in stores:
+        monkeypatch.setattr(store._files, "get_file", slow)
+    with ThreadPoolExecutor(4) as threads:
+        paths = set(threads.map(lambda store: store.get(blob), stores))
+    assert len(paths) == len(fetched) == 1
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == [blob.sha256.hex()]
+
+
+def test_a_fetch_that_fails_is_made_by_the_next_worker(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = [RemoteBlobStore(url, tmp_path / "cache") for _ in range(2)]
+    blob = stores[0].put(b"weights")
+    entered = threading.Event()
+
+    def stuck(_: Blob, __: Path) -> None:
+        entered.set()
+        time.sleep(0.2)
+        raise DependencyError("the store is gone")
+
+    monkeypatch.setattr(stores[0], "_fetch", stuck)
+    with ThreadPoolExecutor(2) as threads:
+        failing = threads.submit(stores[0].get, blob)
+        entered.wait(5)
+        other = threads.submit(stores[1].get, blob)
+        with pytest.raises(DependencyError):
+            failing.result()
+        assert other.result().read_bytes() == b"weights"
+
+
+def test_a_process_that_is_stopped_in_a_fetch_delays_the_others_for_a_bounded_time(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_blobs, "CALL_S", 0.2)
+    store = RemoteBlobStore(url, tmp_path / "cache")
+    blob = store.put(b"weights")
+    (tmp_path / "cache").mkdir()
+    with store._only_one(blob):
+        assert RemoteBlobStore(url, tmp_path / "cache").get(blob).read_bytes() == b"weights"
 
 
 def test_unused_blobs_leave_the_machine(store: RemoteBlobStore) -> None:

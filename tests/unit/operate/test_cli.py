@@ -17,8 +17,10 @@ from headrace.services.operate import cli
 
 COMMANDS = (
     "new", "run", "check", "try", "end", "serve", "up", "down", "apply", "submit", "cancel",
-    "quota", "evaluate", "export", "chat", "replay", "compare",
-    "status", "show", "tail", "topics", "dead-letters", "prune", "recipe",
+    "quota", "autoscale", "evaluate", "export", "chat", "replay", "compare", "plot",
+    "track", "trajectories", "status",
+    "dashboard", "doctor", "verify", "cost", "show", "tail", "topics", "dead-letters", "prune",
+    "recipe",
 )  # fmt: skip
 
 

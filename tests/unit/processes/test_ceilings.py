@@ -17,6 +17,7 @@ from headrace.services.agent.gateway.program import Command
 from headrace.services.env.instances import Instances
 from headrace.services.env.sandbox.pool import DockerSetup
 from headrace.services.env.service import load_environments
+from headrace.services.env.slots import EnvironmentSlots
 from headrace.services.processes.docker.ceilings import (
     CLOCKS_S,
     VARIABLE,
@@ -44,7 +45,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def setup(**options: Any) -> DockerSetup:
     instances = cast(Instances, None)
     given = {"image": "python", **options}
-    return DockerSetup("default", given, asyncio.Semaphore(1), "n", instances)
+    return DockerSetup("default", given, EnvironmentSlots(1), "n", instances)
 
 
 def agent(**options: Any) -> Command:

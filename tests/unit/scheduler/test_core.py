@@ -20,6 +20,7 @@ from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.scheduler.core import SchedulerCore
 from headrace.services.tasks.admission import MAX_TASK_CHARACTERS
+from tests.whole_core import WholeCore
 
 
 def recipe(groups: int = 2, max_staleness: int = 1, prefetch: int = 1, **limits: Any) -> Recipe:
@@ -45,7 +46,7 @@ def task(number: int, **changes: Any) -> TaskSubmitted:
     return TaskSubmitted(**{**fields, **changes})
 
 
-def start_all(core: SchedulerCore, now_s: float = 1.0) -> list[EpisodeStarted]:
+def start_all(core: WholeCore, now_s: float = 1.0) -> list[EpisodeStarted]:
     """Starts whatever may start, as the shell does."""
     starts: list[EpisodeStarted] = []
     while started := core.next_start(now_s):
@@ -59,13 +60,13 @@ def numbers(starts: list[EpisodeStarted]) -> list[int]:
     return list(dict.fromkeys(start.task for start in starts))
 
 
-def end(core: SchedulerCore, number: int, samples: int = 2) -> None:
+def end(core: WholeCore, number: int, samples: int = 2) -> None:
     for sample in range(samples):
         core.on_outcome(number, sample)
 
 
 def test_nothing_starts_before_version_0() -> None:
-    core = SchedulerCore(recipe())
+    core = WholeCore(recipe())
     core.on_task(0, task(0))
     assert start_all(core) == []
     core.on_policy("default", 0)
@@ -73,7 +74,7 @@ def test_nothing_starts_before_version_0() -> None:
 
 
 def test_tasks_start_in_submission_order_up_to_the_room() -> None:
-    core = SchedulerCore(recipe(groups=2, max_staleness=1))
+    core = WholeCore(recipe(groups=2, max_staleness=1))
     core.on_policy("default", 0)
     for number in range(10):
         core.on_task(number, task(number))
@@ -85,7 +86,7 @@ def test_tasks_start_in_submission_order_up_to_the_room() -> None:
 
 
 def test_a_dropped_group_gives_its_room_back() -> None:
-    core = SchedulerCore(recipe(groups=1, max_staleness=0))
+    core = WholeCore(recipe(groups=1, max_staleness=0))
     core.on_policy("default", 0)
     for number in range(3):
         core.on_task(number, task(number))
@@ -97,7 +98,7 @@ def test_a_dropped_group_gives_its_room_back() -> None:
 
 
 def test_a_stale_group_gives_its_room_back_before_a_batch_decides_it() -> None:
-    core = SchedulerCore(recipe(groups=1, max_staleness=1))
+    core = WholeCore(recipe(groups=1, max_staleness=1))
     core.on_policy("default", 0)
     for number in range(5):
         core.on_task(number, task(number))
@@ -116,7 +117,7 @@ def test_a_stale_group_gives_its_room_back_before_a_batch_decides_it() -> None:
 
 
 def test_nothing_starts_to_wait_for_a_trainer_that_has_enough() -> None:
-    core = SchedulerCore(recipe(groups=1, max_staleness=8, prefetch=1, live_episodes=6))
+    core = WholeCore(recipe(groups=1, max_staleness=8, prefetch=1, live_episodes=6))
     core.on_policy("default", 0)
     for number in range(9):
         core.on_task(number, task(number))
@@ -132,7 +133,7 @@ def test_nothing_starts_to_wait_for_a_trainer_that_has_enough() -> None:
 
 
 def test_a_skipped_version_makes_nothing_stale() -> None:
-    core = SchedulerCore(recipe(groups=1, max_staleness=0, prefetch=0))
+    core = WholeCore(recipe(groups=1, max_staleness=0, prefetch=0))
     core.on_policy("default", 0)
     core.on_task(0, task(0))
     core.on_task(1, task(1))
@@ -144,14 +145,14 @@ def test_a_skipped_version_makes_nothing_stale() -> None:
 
 
 def test_a_start_says_which_versions_were_the_newest() -> None:
-    core = SchedulerCore(recipe())
+    core = WholeCore(recipe())
     core.on_policy("default", 3)
     core.on_task(0, task(0))
     assert {tuple(start.versions.items()) for start in start_all(core)} == {(("default", 3),)}
 
 
 def test_live_episodes_are_limited_and_a_large_task_still_runs() -> None:
-    core = SchedulerCore(recipe(groups=100, live_episodes=4))
+    core = WholeCore(recipe(groups=100, live_episodes=4))
     core.on_policy("default", 0)
     for number in range(3):
         core.on_task(number, task(number))
@@ -167,7 +168,7 @@ def test_live_episodes_are_limited_and_a_large_task_still_runs() -> None:
 
 
 def test_starts_a_second_are_limited() -> None:
-    core = SchedulerCore(recipe(groups=100, starts_per_s=2.0))
+    core = WholeCore(recipe(groups=100, starts_per_s=2.0))
     core.on_policy("default", 0)
     for number in range(2):
         core.on_task(number, task(number))
@@ -177,7 +178,7 @@ def test_starts_a_second_are_limited() -> None:
 
 
 def test_a_clock_that_was_an_hour_ahead_holds_nothing_up_once_it_is_right() -> None:
-    core = SchedulerCore(recipe(groups=100, starts_per_s=2.0))
+    core = WholeCore(recipe(groups=100, starts_per_s=2.0))
     core.on_policy("default", 0)
     for number in range(2):
         core.on_task(number, task(number))
@@ -187,7 +188,7 @@ def test_a_clock_that_was_an_hour_ahead_holds_nothing_up_once_it_is_right() -> N
 
 
 def test_what_cannot_run_is_started_with_a_verdict_as_one_episode() -> None:
-    core = SchedulerCore(recipe())
+    core = WholeCore(recipe())
     wrong = {
         "unknown_agent": task(0, agent="none"),
         "unknown_environment": task(1, environment=EnvironmentUse(use="none")),
@@ -208,16 +209,45 @@ def test_what_cannot_run_is_started_with_a_verdict_as_one_episode() -> None:
 
 
 def test_a_second_submission_is_a_duplicate_within_the_window() -> None:
-    core = SchedulerCore(recipe(groups=100, duplicates_window=3))
+    core = WholeCore(recipe(groups=100, duplicates_window=3))
     core.on_policy("default", 0)
+    starts = []
     for number, name in enumerate([1, 1, 2, 3, 4, 1]):
         core.on_task(number, task(name))
+        starts += start_all(core)
+    assert {s.task: s.verdict.code for s in starts if s.verdict} == {1: "duplicate"}
+
+
+def test_a_second_submission_is_a_duplicate_as_long_as_the_first_one_waits() -> None:
+    core = WholeCore(recipe(groups=100, duplicates_window=3))
+    for number in range(5_000):
+        core.on_task(number, task(number))
+    core.on_task(5_000, task(0))
+    core.on_cancelled(cancel(1))
     verdicts = {s.task: s.verdict.code for s in start_all(core) if s.verdict}
-    assert verdicts == {1: "duplicate"}
+    assert verdicts == {5_000: "duplicate", 1: "cancelled"}
+
+
+def test_a_task_that_the_log_no_longer_holds_ends_as_lost() -> None:
+    core = SchedulerCore(recipe(groups=100))
+    core.on_policy("default", 0)
+    core.on_task(0, task(0))
+    core.on_lost(7)
+    for number in (7, 0):
+        chosen = core.choose(1.0)
+        assert chosen is not None
+        (start,) = core.starts(chosen, None, 1.0)
+        assert start.verdict is not None
+        assert (start.task, start.verdict.code, start.submitted.samples) == (number, "lost", 1)
+    assert core.live == 2
+    for number in (0, 7):
+        core.on_outcome(number, 0)
+        assert core.finished(number)
+    assert (core.live, core.room()) == (0, {"default": 200})
 
 
 def test_ending_cancels_what_waits_and_what_comes() -> None:
-    core = SchedulerCore(recipe())
+    core = WholeCore(recipe())
     core.on_task(0, task(0))
     core.end()
     core.on_task(1, task(1))
@@ -230,7 +260,7 @@ def cancel(number: int, source: str = "test") -> TaskCancelled:
 
 
 def test_a_cancelled_task_that_waits_is_started_with_a_verdict_at_once() -> None:
-    core = SchedulerCore(recipe())  # no room before version 0
+    core = WholeCore(recipe())  # no room before version 0
     for number in range(3):
         core.on_task(number, task(number))
     core.on_cancelled(cancel(1))
@@ -249,7 +279,7 @@ def test_a_cancelled_task_that_waits_is_started_with_a_verdict_at_once() -> None
 
 
 def test_a_task_cancelled_before_it_is_submitted_is_not_run() -> None:
-    core = SchedulerCore(recipe())
+    core = WholeCore(recipe())
     core.on_policy("default", 0)
     core.on_cancelled(cancel(0))
     core.on_task(0, task(0))
@@ -257,7 +287,7 @@ def test_a_task_cancelled_before_it_is_submitted_is_not_run() -> None:
 
 
 def test_cancelling_what_was_started_or_never_submitted_changes_nothing() -> None:
-    core = SchedulerCore(recipe())
+    core = WholeCore(recipe())
     core.on_policy("default", 0)
     core.on_task(0, task(0))
     assert numbers(start_all(core)) == [0]
@@ -270,7 +300,7 @@ def test_cancelling_what_was_started_or_never_submitted_changes_nothing() -> Non
 @given(st.lists(st.one_of(st.integers(0, 9), st.integers(0, 9).map(lambda n: -1 - n))))
 def test_whatever_is_cancelled_when_each_task_starts_once_and_in_order(acts: list[int]) -> None:
     """Tasks come in order; n >= 0 cancels task n, n < 0 lets that many version's rooms open."""
-    core = SchedulerCore(recipe(groups=1, max_staleness=0))
+    core = WholeCore(recipe(groups=1, max_staleness=0))
     cancelled: set[int] = set()
     starts: list[EpisodeStarted] = []
     submitted = version = 0
@@ -294,7 +324,7 @@ def test_whatever_is_cancelled_when_each_task_starts_once_and_in_order(acts: lis
 
 
 def test_a_task_is_finished_when_it_has_ended_and_is_decided() -> None:
-    core = SchedulerCore(recipe())
+    core = WholeCore(recipe())
     core.on_policy("default", 0)
     core.on_task(0, task(0))
     start_all(core)
@@ -305,7 +335,7 @@ def test_a_task_is_finished_when_it_has_ended_and_is_decided() -> None:
 
 
 def test_samples_have_seeds_of_their_own() -> None:
-    core = SchedulerCore(recipe(groups=100))
+    core = WholeCore(recipe(groups=100))
     core.on_policy("default", 0)
     for number in range(4):
         core.on_task(number, task(number))
@@ -317,7 +347,7 @@ def test_samples_have_seeds_of_their_own() -> None:
 @given(st.data())
 def test_a_successor_knows_what_its_predecessor_knew(data: st.DataObject) -> None:
     """Whatever the order in which catching up reads the topics, room and live episodes agree."""
-    core = SchedulerCore(recipe(groups=2, max_staleness=2))
+    core = WholeCore(recipe(groups=2, max_staleness=2))
     log: list[tuple[str, Any]] = []
     submitted = [task(number) for number in range(12)]
     for number, one in enumerate(submitted):
@@ -350,7 +380,7 @@ def test_a_successor_knows_what_its_predecessor_knew(data: st.DataObject) -> Non
             version += 1
             core.on_policy("default", version)
 
-    successor = SchedulerCore(recipe(groups=2, max_staleness=2))
+    successor = WholeCore(recipe(groups=2, max_staleness=2))
     state: list[tuple[str, Any]] = [("start", start) for start in starts]
     state += [("policy", version), ("batch", (batch, Frontier(decided.low_mark, decided.runs)))]
     for kind, value in data.draw(st.permutations(state)):
@@ -373,7 +403,7 @@ def test_a_successor_knows_what_its_predecessor_knew(data: st.DataObject) -> Non
 
 
 def test_a_task_that_its_episodes_could_not_carry_is_refused_without_its_bulk() -> None:
-    core = SchedulerCore(recipe())
+    core = WholeCore(recipe())
     core.on_task(0, task(0, payload=json.dumps({"text": "x" * MAX_TASK_CHARACTERS})))
     (start,) = core.next_start(1.0)
     assert start.verdict is not None
@@ -383,7 +413,7 @@ def test_a_task_that_its_episodes_could_not_carry_is_refused_without_its_bulk() 
 
 
 def test_what_evaluates_has_a_lane_and_a_limit_of_its_own() -> None:
-    core = SchedulerCore(recipe(groups=1, max_staleness=0, evaluation_episodes=4))
+    core = WholeCore(recipe(groups=1, max_staleness=0, evaluation_episodes=4))
     for number in range(4):
         core.on_task(number, task(number))
     for number in range(4, 8):
@@ -400,12 +430,10 @@ def test_what_evaluates_has_a_lane_and_a_limit_of_its_own() -> None:
     assert core.finished(4)
     assert not core.finished(5)
     assert numbers(start_all(core)) == [6]
-    core.forget_below(7)
-    assert core.live == 0
 
 
 def test_where_both_may_start_they_take_turns() -> None:
-    core = SchedulerCore(recipe(groups=8, starts_per_s=2.0))
+    core = WholeCore(recipe(groups=8, starts_per_s=2.0))
     core.on_policy("default", 0)
     for number in range(6):
         core.on_task(number, task(number, purpose="evaluate" if number % 3 else "train"))
@@ -414,7 +442,7 @@ def test_where_both_may_start_they_take_turns() -> None:
 
 
 def test_what_evaluates_is_pinned_to_the_newest_version_when_it_starts() -> None:
-    core = SchedulerCore(recipe())
+    core = WholeCore(recipe())
     core.on_policy("default", 3)
     roles = {
         role: Use(policy="default", version=version, sampling=Sampling(max_tokens=8))
@@ -431,7 +459,7 @@ def test_what_evaluates_is_pinned_to_the_newest_version_when_it_starts() -> None
 
 
 def test_what_evaluates_and_waits_is_cancelled_at_the_end_too() -> None:
-    core = SchedulerCore(recipe())
+    core = WholeCore(recipe())
     core.on_task(0, task(0, purpose="evaluate"))
     core.end()
     (start,) = start_all(core)

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.schemas.events import QuotaSet, TaskSubmitted
-from headrace.schemas.recipe.tenant_settings import Tenant
-from headrace.services.scheduler.lanes import Lane, Tenants
+from headrace.schemas.recipe.limit_settings import Tenant
+from headrace.services.scheduler.lanes import Chance, Lane, Tenants
 from tests.unit.scheduler.test_core import task
 
 
@@ -29,9 +29,9 @@ def quota(tenant: str, weight: float = 1.0, live_episodes: int | None = None) ->
 
 def filled(
     lane_episodes: int, *queued: tuple[str, int], samples: int = 1, **tenants: Tenant
-) -> Lane:
+) -> Lane[TaskSubmitted]:
     """A lane with so many tasks of each tenant, one tenant after the other."""
-    lane = Lane(lane_episodes, Tenants(tenants))
+    lane = Lane[TaskSubmitted](lane_episodes, Tenants(tenants))
     number = 0
     for tenant, count in queued:
         for _ in range(count):
@@ -40,7 +40,7 @@ def filled(
     return lane
 
 
-def start(lane: Lane, most: int = 1000) -> list[str]:
+def start(lane: Lane[TaskSubmitted], most: int = 1000) -> list[str]:
     """Starts what may start. Returns the tenants."""
     found: list[str] = []
     while len(found) < most and (one := lane.next()) is not None:
@@ -100,7 +100,7 @@ def test_a_task_larger_than_its_tenants_limit_runs_alone() -> None:
 
 def test_with_a_limit_of_0_tasks_wait_until_it_is_changed() -> None:
     tenants = Tenants({"a": Tenant(live_episodes=0)})
-    lane = Lane(10, tenants)
+    lane = Lane[TaskSubmitted](10, tenants)
     lane.add(0, of("a", 0))
     assert start(lane) == []
     tenants.set(quota("a", live_episodes=1))
@@ -119,7 +119,7 @@ def test_a_large_task_is_not_overtaken_for_ever() -> None:
 def test_a_limit_holds_in_each_lane() -> None:
     """Otherwise evaluations of few samples could keep training tasks of many waiting for ever."""
     tenants = Tenants({"a": Tenant(live_episodes=2)})
-    train, evaluate = Lane(10, tenants), Lane(10, tenants)
+    train, evaluate = Lane[TaskSubmitted](10, tenants), Lane[TaskSubmitted](10, tenants)
     for number in range(4):
         train.add(number, of("a", number))
         evaluate.add(10 + number, of("a", 10 + number))
@@ -129,10 +129,10 @@ def test_a_limit_holds_in_each_lane() -> None:
 
 def test_a_tenant_whose_task_may_not_start_is_passed_over() -> None:
     lane = filled(10, ("a", 2), ("b", 2))
-    found = lane.next(lambda task: task.tenant == "b")
+    found = lane.next(lambda task, _: Chance.STARTS if task.tenant == "b" else Chance.WAITS)
     assert found is not None
     assert found[1].tenant == "b"
-    assert lane.next(lambda task: False) is None
+    assert lane.next(lambda *_: Chance.FULL) is None
     assert lane.next() == (0, of("a", 0)), "a is still the first one"
 
 
@@ -148,7 +148,7 @@ def test_the_next_task_is_that_of_a_simple_search(chance: Random) -> None:
         for name in names
     }
     tenants = Tenants(limits)
-    lanes = [Lane(chance.choice([3, 12]), tenants), Lane(4, tenants)]
+    lanes = [Lane(chance.choice([3, 12]), tenants), Lane[TaskSubmitted](4, tenants)]
     waiting: list[dict[int, TaskSubmitted]] = [{}, {}]
     for number in range(80):
         at = chance.randrange(2)
@@ -175,7 +175,7 @@ def test_the_next_task_is_that_of_a_simple_search(chance: Random) -> None:
 
 
 def _searched(
-    lane: Lane, queue: dict[int, TaskSubmitted], tenants: Tenants
+    lane: Lane[TaskSubmitted], queue: dict[int, TaskSubmitted], tenants: Tenants
 ) -> tuple[int, TaskSubmitted] | None:
     first: dict[str, int] = {}
     for number in sorted(queue):
@@ -193,7 +193,7 @@ def _searched(
     return number, queue[number]
 
 
-def _has_room(lane: Lane, limits: Tenant, tenant: str, samples: int) -> bool:
+def _has_room(lane: Lane[TaskSubmitted], limits: Tenant, tenant: str, samples: int) -> bool:
     live, most = lane.live_of(tenant), limits.live_episodes
     if most is None or live + samples <= most:
         return True
@@ -222,7 +222,7 @@ def latencies(
     `load` is how many of the 64 places each tenant needs on average.
     """
     chance = Random(seed)
-    lane = Lane(64, Tenants(limits))
+    lane = Lane[TaskSubmitted](64, Tenants(limits))
     events: list[tuple[float, int, str, str]] = []
     mean_s = 60 * 2.718281828**0.5
     for tenant, places in load.items():

@@ -17,9 +17,9 @@ from headrace.schemas.events import (
 )
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
-from headrace.services.scheduler.core import SchedulerCore
 from headrace.services.scheduler.service import SchedulerShard
 from tests.unit.scheduler.test_core import recipe, start_all, task
+from tests.whole_core import WholeCore
 
 TASKS = Partition("tasks", 0)
 
@@ -31,13 +31,22 @@ class Context:
 
     def __init__(self) -> None:
         self.caught_up = False
-        self.begun_below = 0
+        self.begins_at = 0
+        self.held = 0
         self.started: list[int] = []
         self.released: list[int] = []
         self.spawned: list[asyncio.Task[None]] = []
 
     def hold(self, delivery: Delivery[Any]) -> Callable[[], None]:
         return lambda: self.released.append(delivery.offset)
+
+    def hold_positions(self) -> Callable[[], None]:
+        self.held += 1
+
+        def release() -> None:
+            self.held -= 1
+
+        return release
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         self.spawned.append(asyncio.create_task(work, name=name))
@@ -61,7 +70,7 @@ def test_a_successor_does_not_start_what_has_finished() -> None:
     # Given a predecessor that started tasks 0, 1 and 2, of which 1 has ended and is decided:
     # the commit still stands at 0, which has not.
     settings = recipe(groups=4)
-    predecessor = SchedulerCore(settings)
+    predecessor = WholeCore(settings)
     predecessor.on_policy("default", 0)
     for number in range(3):
         predecessor.on_task(number, task(number))
@@ -87,7 +96,7 @@ def test_a_successor_does_not_start_what_has_finished() -> None:
 
     async def main() -> None:
         async def ends(places: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
-            told.append(context.begun_below)
+            told.append(context.held)
             return {place: (0, 4) for place in places}
 
         service = SimpleNamespace(
@@ -110,9 +119,9 @@ def test_a_successor_does_not_start_what_has_finished() -> None:
 
     asyncio.run(main())
 
-    # Then it starts that one alone, and lets the commit pass what has finished.
+    # Then it starts that one alone, and lets the commit pass all four tasks.
     assert context.started == [3, 3]
-    assert context.released == [1]
-    # And whoever follows it, at any time, must read the starts of the first three again.
+    assert context.released == [0, 1, 2, 3]
+    # And the commit does not pass the starts of those that have not finished.
     assert told == [3]
-    assert context.begun_below == 3
+    assert context.held == 3

@@ -7,7 +7,7 @@ from itertools import count
 from headrace.schemas.events import Sampling, TaskSubmitted, Use
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.scheduler.core import SchedulerCore
+from tests.whole_core import WholeCore
 
 GROUPS, WAITING = 2, 3
 RECIPE = Recipe.model_validate(
@@ -28,7 +28,7 @@ class Starts:
     """Plays one task after the other. Each gives a group that `kept` keeps and `dropped` drops."""
 
     def __init__(self) -> None:
-        self.core = SchedulerCore(RECIPE)
+        self.core = WholeCore(RECIPE)
         for policy in ("kept", "dropped"):
             self.core.on_policy(policy, 0)
         self._numbers = count()

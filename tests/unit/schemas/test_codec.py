@@ -34,8 +34,10 @@ from headrace.schemas.events import (
     RunStateEntered,
     TaskEnded,
     Version,
+    WaitingRecorded,
     Weight,
 )
+from headrace.schemas.number_runs import pack_numbers
 from headrace.schemas.topics import MAX_RECORD_BYTES
 
 LEAVES: list[tuple[Any, st.SearchStrategy[Any]]] = [
@@ -82,8 +84,19 @@ def models(model: type[BaseModel]) -> st.SearchStrategy[Any]:
     if model is BatchAssembled:  # its marks and runs must fit together
         fields["low_mark"] = st.integers(0, 9)
         fields["decided"] = st.sampled_from([(), (Run(first=10, last=2**62),)])
+    if model is WaitingRecorded:  # and so must its runs
+        packed = st.sampled_from([(0, 0, b""), (3, *pack_numbers([5, 6, 9]))])
+        made = st.tuples(values(str), values(Millis), packed)
+        return made.map(lambda one: _waiting(*one))
     required = {name: fields.pop(name) for name in list(fields) if _required(model, name)}
     return st.fixed_dictionaries(required, optional=fields).map(lambda kept: model(**kept))
+
+
+def _waiting(topic: str, recorded_at: int, packed: tuple[int, int, bytes]) -> WaitingRecorded:
+    count, low, waiting = packed
+    return WaitingRecorded(
+        topic=topic, recorded_at=recorded_at, end=10, count=count, low=low, waiting=waiting
+    )
 
 
 def _required(model: type[BaseModel], name: str) -> bool:

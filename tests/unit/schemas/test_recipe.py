@@ -113,6 +113,10 @@ def test_the_canonical_text_gives_the_recipe_back(shipped: Path) -> None:
             "policies.policy.chat_template_kwargs: Headrace itself gives the chat template "
             "`messages`",
         ),
+        (
+            "[policies.policy]\nmodel = 'm'\nlimits = { in_flight = 4, period_s = 60 }",
+            "period_s: it is the time for `calls`",
+        ),
         ("[stop]\nreward = nan", "stop.reward: Input should be a finite number"),
     ],
 )

@@ -15,10 +15,12 @@ runs         RunStateEntered     namespace      1 -      operator               
 tasks        TaskSubmitted       source,task_id 1 -      any-team                 long
 cancellations TaskCancelled      source,task_id 1 -      any-team                 long
 quotas       QuotaSet            tenant         1 -      operator                 forever
+waiting      WaitingRecorded     topic          1 -      scheduler,fenced         forever
+limits       LimitSet            limit          1 -      operator                 forever
 episodes     EpisodeStarted      task           P -      scheduler,fenced         days
-prompts      GenerationRequested task           pool policy agent                    days
+prompts      GenerationRequested task           pool policy agent,inference          days
 generations  GenerationCompleted task           P -      inference                days
-actions      ActionRequested     task           P -      agent                    days
+actions      ActionRequested     task           pool - agent                    days
 observations ObservationRecorded task           P -      env                      days
 trajectories TrajectoryRecorded  task           P -      agent                    long
 outcomes     EpisodeEnded        task           P -      agent                    long
@@ -27,8 +29,9 @@ groups       GroupClosed         task           1 policy assemble-groups        
 items        ItemMeasured        item_id        1 policy item-statistics,fenced   forever
 batches      BatchAssembled      policy         1 policy assemble-batches,fenced  long
 policies     PolicyPublished     policy         1 -      trainer,fenced           long
-instances    InstanceStateEntered instance      1 -      env                      days
-loads        LoadReported        worker         1 -      inference                hour
+instances    InstanceStateEntered instance      1 -      every-service            history
+loads        LoadReported        worker         1 -      inference,env            hour
+shares       LimitShared         limit          1 -      scheduler,fenced         forever
 dead-letters -                   -              1 -      any-consumer             long
 """
 
@@ -62,11 +65,13 @@ def test_a_namespace_s_topics() -> None:
         ("demo.tasks.v1", 1),
         ("demo.cancellations.v1", 1),
         ("demo.quotas.v1", 1),
+        ("demo.waiting.v1", 1),
+        ("demo.limits.v1", 1),
         ("demo.episodes.v1", 4),
         ("demo.prompts.a.v1", 9),
         ("demo.prompts.b.v1", 9),
         ("demo.generations.v1", 4),
-        ("demo.actions.v1", 4),
+        ("demo.actions.v1", 9),
         ("demo.observations.v1", 4),
         ("demo.trajectories.v1", 4),
         ("demo.outcomes.v1", 4),
@@ -80,6 +85,7 @@ def test_a_namespace_s_topics() -> None:
         ("demo.policies.v1", 1),
         ("demo.instances.v1", 1),
         ("demo.loads.v1", 1),
+        ("demo.shares.v1", 1),
         ("demo.dead-letters.v1", 1),
     ]
     assert demo.by_name("demo.prompts.b.v1").policy == "b"

@@ -14,9 +14,9 @@ from headrace.schemas.events import BatchAssembled, PolicyPublished
 from headrace.schemas.packed import pack_f32
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.operate.replay.rebuilder import Rebuilder, decided_by
+from headrace.services.operate.verify.invariants.replay_checks import Replays
 from headrace.stream_jobs import batches as batch_assembly
 from headrace.stream_jobs.batches import BatchAssembler
-from tests.checker.replays import Replays
 from tests.unit.stream_jobs.test_batches import ENDED_S, a_group, a_publication, tasks_of
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from headrace.schemas.events import EnvironmentUse, Sampling, TaskSubmitted, Use
+from headrace.schemas.events import Blob, EnvironmentUse, Sampling, TaskSubmitted, Use
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.tasks.admission import refusal
+from headrace.services.tasks.admission import own_labels, refusal
 
 RECIPE = Recipe.model_validate(
     {
@@ -38,3 +38,57 @@ def test_a_role_must_not_get_what_a_judge_or_a_penalty_gives(role: str) -> None:
     assert failure is not None
     assert failure.code == "bad_task"
     assert f"role {role!r}" in failure.message
+
+
+SANDBOXES = Recipe.model_validate(
+    {
+        "name": "r",
+        "artifacts": {"files": 2, "file_mb": 1, "task_mb": 1},
+        "environments": {
+            "default": {"use": "docker", "options": {"image": "a", "images": ["b"]}},
+            "null": {},
+            "theirs": {"use": "external"},
+        },
+        "policies": {"default": {"model": "tiny"}},
+    }
+)
+
+
+def a_blob(name: str, size: int = 1) -> Blob:
+    return Blob(sha256=bytes(32), size=size, name=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, ""),
+        ({"environment": EnvironmentUse(use="default", image="b")}, ""),
+        ({"environment": EnvironmentUse(use="default", image="c")}, "unknown_image"),
+        ({"environment": EnvironmentUse(use="null", image="a")}, "unknown_image"),
+        ({"environment": EnvironmentUse(use="theirs", image="any")}, ""),
+        ({"environment": EnvironmentUse(use="default", collect=("out/*",))}, ""),
+        ({"environment": EnvironmentUse(use="default", collect=("/etc/*",))}, "bad_artifacts"),
+        ({"environment": EnvironmentUse(use="default", collect=("a",) * 65)}, "bad_artifacts"),
+        ({"artifacts": (a_blob("a"), a_blob("b/c"))}, ""),
+        ({"artifacts": (a_blob("../a"),)}, "bad_artifacts"),
+        ({"artifacts": (a_blob("a"), a_blob("a"))}, "bad_artifacts"),
+        ({"artifacts": (a_blob(""),)}, "bad_artifacts"),
+        ({"artifacts": tuple(map(a_blob, "abc"))}, "bad_artifacts"),
+        ({"artifacts": (a_blob("a", 1 << 21),)}, "bad_artifacts"),
+        ({"artifacts": (a_blob("a", 1 << 19), a_blob("b", 1 << 20))}, "bad_artifacts"),
+        ({"artifacts": (a_blob("a"),), "environment": None}, "bad_artifacts"),
+        ({"labels": {"a": "b", "curation.state": "x" * 10_000}}, ""),
+        ({"labels": {"a": "x" * 257}}, "bad_task"),
+        ({"labels": {"": "x"}}, "bad_task"),
+        ({"labels": {str(n): "" for n in range(65)}}, "bad_task"),
+    ],
+)
+def test_what_any_program_may_write_is_checked(changes: dict[str, Any], code: str) -> None:
+    failure = refusal(SANDBOXES, a_task("policy").model_copy(update=changes))
+    assert (failure.code if failure is not None else "") == code
+    assert failure is None or (failure.origin, failure.retryable) == ("operator", False)
+
+
+def test_labels_of_the_task_source_are_not_the_submitter_s() -> None:
+    labels = {"a": "b", "curation.state": "{}", "league.default": "3"}
+    assert own_labels(a_task("policy", labels=labels)) == {"a": "b"}

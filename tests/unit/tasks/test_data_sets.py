@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from headrace.errors import UsageError
+from headrace.services.namespace.cluster_config import read_recipe
 from headrace.services.tasks.data_sets import hugging_face, jsonl
+from headrace.services.tasks.task_maker import Item, TaskMaker
+from headrace.services.tasks.warm_start import DEMONSTRATED
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,53 @@ def test_a_line_that_is_no_item_is_named(tmp_path: Path, line: bytes, reason: st
     assert next(items).item_id == "é"
     with pytest.raises(UsageError, match=rf"items\.jsonl:3: .*{reason}"):
         next(items)
+
+
+def test_a_field_of_a_line_sets_what_its_task_has(tmp_path: Path) -> None:
+    path = tmp_path / "items.jsonl"
+    task = {"environment": "other", "labels": {"a": "b"}, "artifacts": {"in/x": "x.txt"}}
+    path.write_text(json.dumps({"id": "1", "question": "?", "task": task}))
+    (whole,) = jsonl(str(path))  # as ever, if no field is named
+    assert (whole.payload["task"], whole.task) == (task, {})
+    (item,) = jsonl(str(path), task_field="task")
+    assert item.payload == {"id": "1", "question": "?"}
+    assert item.task == {**task, "artifacts": {"in/x": str(tmp_path / "x.txt")}}
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"), [({"agnet": "a"}, "agnet: no such key"), ([], "must be an object")]
+)
+def test_a_wrong_field_of_a_task_is_named_with_its_line(
+    tmp_path: Path, task: Any, reason: str
+) -> None:
+    path = tmp_path / "items.jsonl"
+    path.write_text('{"id": "0"}\n' + json.dumps({"id": "1", "task": task}))
+    with pytest.raises(UsageError, match=rf"items\.jsonl:2: .*{reason}"):
+        list(jsonl(str(path), task_field="task"))
+
+
+@pytest.mark.parametrize("file", ["../secret", "/etc/passwd", "link"])
+def test_a_line_names_only_files_of_its_folder(tmp_path: Path, file: str) -> None:
+    (tmp_path / "secret").touch()
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "link").symlink_to("../secret")
+    path = folder / "items.jsonl"
+    path.write_text(json.dumps({"id": "1", "task": {"artifacts": {"x": file}}}))
+    with pytest.raises(UsageError, match=r"items\.jsonl:1: artifacts\.x: .* leads out of"):
+        list(jsonl(str(path), task_field="task"))
+
+
+def test_an_item_overrides_the_recipe_but_not_what_is_fixed() -> None:
+    recipe = read_recipe("null")
+    task = {"agent": "theirs", "tenant": "gold", "samples": 3, "labels": {"a": "b"}}
+    item = Item("1", {"x": 1}, task=task)
+    made = TaskMaker(recipe, "source").make(item, "0-0", labels={"curation.seed": "0"})
+    assert (made.agent, made.tenant, made.samples) == ("theirs", "gold", 3)
+    assert made.labels == {"a": "b", "curation.seed": "0"}
+    fixed = TaskMaker(recipe, "source", fixed=DEMONSTRATED).make(item, "0-0")
+    assert (fixed.agent, fixed.samples) == (recipe.tasks.agent, recipe.tasks.samples)
+    assert fixed.tenant == "gold"
 
 
 @pytest.fixture

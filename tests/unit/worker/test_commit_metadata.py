@@ -12,8 +12,9 @@ ONE, TWO = Partition("a", 0), Partition("b", 0)
 
 
 @pytest.mark.parametrize("owners", [0, 1, 12])
-def test_metadata_is_read_as_it_was_written(owners: int) -> None:
-    metadata = CommitMetadata({TWO: 7, ONE: 3}, owners)
+@pytest.mark.parametrize("done", [0, 90])
+def test_metadata_is_read_as_it_was_written(owners: int, done: int) -> None:
+    metadata = CommitMetadata({TWO: 7, ONE: 3}, owners, done)
     assert read_metadata(metadata.text(), [TWO, ONE]) == metadata
 
 

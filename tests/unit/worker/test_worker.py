@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from headrace.errors import Fenced, RecordsLost
+from headrace.errors import DependencyError, Fenced, RecordsLost
 from headrace.schemas.codec import Codec
 from headrace.schemas.events import ActionRequested, EnvironmentUse, Event, ObservationRecorded, Ref
 from headrace.schemas.topics import ACTIONS, DEAD_LETTERS, OBSERVATIONS, Topics
@@ -25,7 +26,7 @@ from tests.memory.memory_registry import MemoryRegistry
 from tests.simulation import virtual_time
 
 GROUP = "unit.worker"
-TOPICS = Topics("unit", ("default",), 2)
+TOPICS = Topics("unit", ("default",), 2, pool_partitions=2)
 MAIN = Partition(TOPICS.name(ACTIONS), 0)
 OTHER = Partition(TOPICS.name(ACTIONS), 1)
 SIDE_TOPIC = Partition(TOPICS.name(OBSERVATIONS), 0)
@@ -241,6 +242,35 @@ def test_a_worker_catches_up_with_side_partitions_first() -> None:
     run(test)
 
 
+def test_what_an_earlier_owner_did_lies_behind_the_positions_of_a_commit() -> None:
+    async def test(place: Place) -> None:
+        side = {"side_partitions": with_side_partition, "side_partitions_first": True}
+        settings: dict[str, Any] = {**side, "held": {0, 1}}
+        async with member(place, "one", **settings) as one:
+            shard = await one.shard()
+            await place.write(action(0))
+            await shard.until(0)
+            # It works on record 1, which lies behind the commit, before it dies.
+            await place.write(action(1), observation(1))
+            await shard.until("answer 1")
+            await asyncio.sleep(COMMITTED)
+            assert await place.commit_of() == Committed(0, "[0]")
+        async with member(place, "two", **settings) as two:
+            shard = await two.shard()
+            await shard.until(1)
+            await asyncio.sleep(COMMITTED)
+            assert shard.story[:2] == ["answer 1", "caught up"]
+            assert await place.commit_of() == Committed(0, "[0]")
+            shard.releases[0]()
+            await asyncio.sleep(COMMITTED)
+            assert await place.commit_of() == Committed(1, "[0]")
+            shard.releases[1]()
+            await asyncio.sleep(COMMITTED)
+            assert await place.commit_of() == Committed(2, "[1]")
+
+    run(test)
+
+
 def test_the_commit_stays_at_the_oldest_record_that_is_held() -> None:
     async def test(place: Place) -> None:
         await place.write(*map(action, range(5)))
@@ -324,35 +354,44 @@ def test_a_commits_note_never_goes_back_to_what_retention_may_have_deleted() -> 
     run(test)
 
 
-def test_what_an_owner_before_may_have_acted_on_is_committed_with_where_that_one_began() -> None:
-    class Successor(Notebook):
-        async def on_caught_up(self) -> None:
-            self.context.begun_below = 1
-            await super().on_caught_up()
-
+def test_positions_that_a_shard_holds_are_committed_until_it_releases_them() -> None:
     async def test(place: Place) -> None:
-        # Given what followed from record 0 since it was first read, and what came later:
-        await place.write(action(0), action(1), *map(observation, range(4)))
+        await place.write(action(0), action(1), *map(observation, range(5)))
         context = ShardContext(place.log, cast("Any", None), cast("Any", None), MAIN, 0)
-        shard = Successor(context, {0, 1})
-        side_partition = {SIDE_TOPIC: 1}
-        behind = {SIDE_TOPIC: 3}
-        host = ShardHost(place.log, context, shard, side_partition, behind, [SIDE_TOPIC])
+        shard = Notebook(context, {0})
+        host = ShardHost(place.log, context, shard, {SIDE_TOPIC: 1}, {SIDE_TOPIC: 3}, [SIDE_TOPIC])
         pump = asyncio.create_task(host.run())
 
         async def read(partition: Partition, offset: int, then: Any) -> int:
             await host.take(*await place.broker.fetch([Position(partition, offset)]))
             await shard.until(then)
+            return committed()
+
+        def committed() -> int:
             return read_metadata(host.to_commit().metadata, [SIDE_TOPIC]).positions[SIDE_TOPIC]
 
-        # When a successor reads that record only after all that it caught up with,
-        for offset in (1, 2, 3):
-            assert await read(SIDE_TOPIC, offset, f"answer {offset}") in (1, offset + 1)
-        # Then the next one begins where it began: what followed is not to be done again.
+        # Given what is held while the shard catches up, and what is held later,
+        assert await read(SIDE_TOPIC, 1, "answer 1") == 1
+        first = context.hold_positions()
+        assert await read(SIDE_TOPIC, 2, "answer 2") == 1
         assert await read(MAIN, 0, 0) == 1
-        assert await read(MAIN, 1, 1) == 1
+        second = context.hold_positions()
+        assert await read(SIDE_TOPIC, 3, "answer 3") == 1
+        # Then the oldest positions that anything needs are committed: those of the first hold,
+        first()
+        # of the open record and the second hold,
+        assert committed() == 3
         shard.releases[0]()
-        assert read_metadata(host.to_commit().metadata, [SIDE_TOPIC]).positions[SIDE_TOPIC] == 4
+        assert committed() == 3
+        # and then what was read.
+        second()
+        assert committed() == 4
+        # While a transaction is under way nothing is noted, and then what was written is passed.
+        context.writing = True
+        assert await read(SIDE_TOPIC, 4, "answer 4") == 4
+        context.writing = False
+        context.on_written([Ref(topic=SIDE_TOPIC.topic, partition=0, offset=8, digest=bytes(16))])
+        assert committed() == 9
         await host.close(lost=True)
         pump.cancel()
 
@@ -488,6 +527,55 @@ def test_a_sole_writer_that_is_cut_off_ends() -> None:
             other.context.spawn(send(), "send")
             with pytest.raises(Fenced):
                 await one.running
+
+    run(test)
+
+
+def test_transactions_of_a_sole_writer_do_not_overlap() -> None:
+    async def test(place: Place) -> None:
+        async with member(place, fenced="sole") as one:
+            shard = await one.shard(OTHER)
+            await shard.until("caught up")
+            context = shard.context
+            plainly, under_way = context.log.send_all, 0
+
+            async def send_all(*arguments: Any) -> list[Ref]:
+                nonlocal under_way
+                under_way += 1
+                refs: list[Ref] = await plainly(*arguments)
+                assert (under_way, context.writing) == (1, True)
+                under_way -= 1
+                return refs
+
+            context.log = SimpleNamespace(send_all=send_all)
+            await asyncio.gather(*(context.send_all([observation(n)]) for n in range(5)))
+            assert not context.writing
+
+    run(test)
+
+
+def test_a_worker_whose_log_is_gone_releases_its_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def close(self: Any) -> None:
+        """The group can't be left, so no callback says that partitions were revoked."""
+
+    monkeypatch.setattr("tests.memory.memory_reading.MemorySubscription.close", close)
+
+    async def test(place: Place) -> None:
+        async with member(place) as one:
+            shard = await one.shard()
+            await shard.until("caught up")
+
+            async def lost() -> None:
+                raise DependencyError("the log is gone")
+
+            shard.context.spawn(lost(), "lost")
+            with pytest.raises(DependencyError):
+                await one.running
+            assert "closed" in shard.story
+            with pytest.raises(ShardClosed):
+                await shard.context.send(observation(1))
 
     run(test)
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from headrace.schemas import packed
 from headrace.schemas.events import LoadReported, PoolLoad
 from headrace.services.worker.worker_loads import MOST_WORKERS, WorkerLoads
@@ -75,7 +80,7 @@ def test_reports_of_strangers_take_bounded_memory() -> None:
         loads.on_report(report(f"w{number}", policy="unknown" if number % 2 else "p"), 0.0)
         loads.on_report(report(f"v{number}"), 0.0)
     assert len(loads.of("p", 0.0)) == MOST_WORKERS
-    assert loads.of("unknown", 0.0) == []
+    assert not loads.of("unknown", 0.0)
     loads.on_report(report("w0", 1, slots=3), 1.0)
     assert next(one for one in loads.of("p", 1.0) if one.worker == "w0").load.slots == 3
     silent = report("x").model_copy(update={"every_ms": 2**31 - 1})
@@ -91,3 +96,45 @@ def test_partitions_that_do_not_exist_are_never_used() -> None:
     loads.on_report(report("b", partitions=b"odd"), 0.0)
     (known,) = loads.of("p", 0.0)
     assert (known.worker, known.partitions) == ("a", [3, 15])
+
+
+def test_a_worker_may_report_more_often_than_before() -> None:
+    loads = WorkerLoads(["p"], 16)
+    for worker in "ab":
+        loads.on_report(report(worker), 0.0)
+    assert names(loads, 0.0) == ["a", "b"]
+    loads.on_report(report("b", 1).model_copy(update={"every_ms": 300}), 0.1)
+    assert names(loads, 1.5) == ["a"]
+
+
+reports = st.tuples(
+    st.sampled_from("abc"),
+    st.sampled_from("pppppq"),
+    st.sampled_from([4, 4, 4, 0]),
+    st.sampled_from([packed.pack_i32([1]), packed.pack_i32([2, 99]), b""]),
+    st.sampled_from([False] * 5 + [True]),
+    st.sampled_from([300, 1000]),
+    st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.5, 11.0]),
+)
+
+
+@settings(max_examples=200)
+@given(st.lists(reports, max_size=30))
+def test_who_is_usable_follows_from_the_newest_reports_alone(found: list[Any]) -> None:
+    """What is kept between two questions changes no answer."""
+    asked, now_s = WorkerLoads(["p", "q"], 16), 100.0
+    seen: list[tuple[LoadReported, float]] = []
+    for number, (worker, policy, slots, partitions, leaving, every_ms, after_s) in enumerate(found):
+        now_s += after_s
+        fields = {"policy": policy, "slots": slots, "partitions": partitions, "busy": number}
+        made = report(worker, number, leaving=leaving, **fields)
+        seen.append((made.model_copy(update={"every_ms": every_ms}), now_s))
+        asked.of("p", now_s)
+        asked.on_report(*seen[-1])
+        fresh = WorkerLoads(["p", "q"], 16)
+        for one in seen:
+            fresh.on_report(*one)
+        for name in "pq":
+            assert sorted(asked.of(name, now_s), key=lambda one: one.worker) == sorted(
+                fresh.of(name, now_s), key=lambda one: one.worker
+            )

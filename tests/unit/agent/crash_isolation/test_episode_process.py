@@ -43,7 +43,7 @@ class Log(Context):
     def isolated(self, sample: int, how: str) -> None:
         started = start(task(payload=json.dumps({"how": how}), attempts=1))
         started = started.model_copy(update={"sample": sample})
-        isolated = IsolatedEpisode(self, started, 0.0, {})  # type: ignore[arg-type]
+        isolated = IsolatedEpisode(self, started, 0.0, {}, self.send)  # type: ignore[arg-type]
         self.isolated_episodes[sample] = isolated
 
     def ended(self) -> dict[int, EpisodeEnded]:

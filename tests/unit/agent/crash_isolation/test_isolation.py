@@ -67,7 +67,7 @@ class Children:
 
 def isolated_of(context: Context, sample: int = 2, answers: Any = None) -> IsolatedEpisode:
     started = start(task()).model_copy(update={"sample": sample})
-    return IsolatedEpisode(context, started, 0.0, answers or {})  # type: ignore[arg-type]
+    return IsolatedEpisode(context, started, 0.0, answers or {}, context.send)  # type: ignore[arg-type]
 
 
 @given(st.integers(1, 60), st.sets(st.integers(0, 59), max_size=4))

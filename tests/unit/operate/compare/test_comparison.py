@@ -13,8 +13,9 @@ from headrace.errors import DependencyError, UsageError
 from headrace.schemas.events import PolicyPublished
 from headrace.services.operate.compare.comparison import ComparedRun, Comparison
 from headrace.services.operate.compare.comparison_output import print_comparison
-from headrace.services.operate.compare.comparison_plot import draw, plotter
+from headrace.services.operate.compare.comparison_plot import draw
 from headrace.services.operate.evaluation import EvaluationResult
+from headrace.services.operate.plot.figure_file import empty_figure
 
 RLOO = "policies.default.groups.advantage: 'grpo' -> 'rloo'"
 
@@ -150,13 +151,15 @@ def test_the_page_has_a_row_for_each_version_and_the_evaluation(
 def test_a_plot_is_a_file_that_does_not_change(tmp_path: Path) -> None:
     files = [tmp_path / "one.svg", tmp_path / "two.svg"]
     for file in files:
-        draw(evaluated(), plotter(file), file)
+        draw(evaluated(), empty_figure(file, "--plot"), file)
     assert files[0].read_bytes() == files[1].read_bytes()
     text = "".join(ElementTree.parse(files[0]).getroot().itertext())
     for expected in ("exp-replay (replay)", "reward_mean of recorded episodes", "kl", "avg@k"):
         assert expected in text
     picture = tmp_path / "plot.png"
-    draw(Comparison("default", RECORDED, [a_run("empty")]), plotter(picture), picture)
+    draw(
+        Comparison("default", RECORDED, [a_run("empty")]), empty_figure(picture, "--plot"), picture
+    )
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
@@ -164,12 +167,12 @@ def test_what_cant_be_drawn_is_said_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UsageError, match=r"ends in \.svg or \.png"):
-        plotter(tmp_path / "plot.pdf")
+        empty_figure(tmp_path / "plot.pdf", "--plot")
     with pytest.raises(UsageError, match="there is no folder"):
-        plotter(tmp_path / "none" / "plot.svg")
+        empty_figure(tmp_path / "none" / "plot.svg", "--plot")
     (tmp_path / "folder.svg").mkdir()
     with pytest.raises(DependencyError, match="write"):
-        draw(evaluated(), plotter(tmp_path / "folder.svg"), tmp_path / "folder.svg")
+        draw(evaluated(), empty_figure(tmp_path / "folder.svg", "--plot"), tmp_path / "folder.svg")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(UsageError, match=r"pip install 'headrace\[plot\]'"):
-        plotter(tmp_path / "plot.svg")
+        empty_figure(tmp_path / "plot.svg", "--plot")

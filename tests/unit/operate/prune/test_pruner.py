@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import BlobError, UsageError
-from headrace.schemas.events import Blob
+from headrace.schemas.events import Blob, EpisodeEnded, TaskSubmitted
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.operate.prune.needs import ENDED_S, PUT_S
 from tests.memory.memory_broker import MemoryBroker
@@ -91,6 +91,32 @@ def test_what_was_just_put_and_what_is_put_again_stays(tmp_path: Path) -> None:
         os.utime(path, (again, again))  # as `put` does
         assert await pruner.carry_out(plan) == []
         assert cluster.blobs.get(blobs[0]) == path
+
+    in_a_world(test)
+
+
+def test_files_that_tasks_and_episodes_name_stay(tmp_path: Path) -> None:
+    async def test(_: object) -> None:
+        cluster = Cluster(tmp_path)
+        await cluster.make("one", b"a", ended=False)
+        store, log = cluster.store("one"), cluster.log("one")
+        gone_in, out, lost = store.put(b"in"), store.put(b"out"), store.put(b"no event names it")
+        named = gone_in.model_copy(update={"name": "in/a"})
+        await log.send(
+            TaskSubmitted(
+                source="s", task_id="t", item_id="i", agent="a", roles={}, max_turns=1,
+                max_tokens=1, deadline_s=1, artifacts=(named,),
+            )
+        )  # fmt: skip
+        kept = out.model_copy(update={"name": "out/a"})
+        await log.send(EpisodeEnded(task=0, sample=0, item_id="i", ending="finished",
+                                    artifacts=(kept,)))  # fmt: skip
+        pruner = cluster.pruner()
+        assert [one.what for one in await pruner.plan(1, False, ())] == []
+        plan = await pruner.plan(1, True, ())
+        assert [one.what for one in plan] == [lost.sha256.hex()]
+        await pruner.carry_out(plan)
+        assert cluster.held([gone_in, out, lost]) == [True, True, False]
 
     in_a_world(test)
 

@@ -183,3 +183,60 @@ def _runs(pid: int) -> bool:
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+DRAINS = "trap 'echo drained; exit 0' USR1; echo up; while :; do sleep 0.05; done"
+
+
+def test_a_child_is_added_and_drained(tmp_path: Path) -> None:
+    async def main() -> None:
+        notes: list[str] = []
+        supervisor = Supervisor([shell("a", DRAINS)], tmp_path, rule=FAST, on_change=notes.append)
+        await supervisor.start()
+        watching = asyncio.create_task(supervisor.watch())
+        await supervisor.add(shell("b", DRAINS))
+        await until(tmp_path / "b.log", "up")
+        assert supervisor.names(leaving=False) == ["a", "b"]
+        supervisor.drain("b")
+        supervisor.drain("b")
+        assert supervisor.names(leaving=True) == ["b"]
+        await until(tmp_path / "b.log", "drained")
+        async with asyncio.timeout(BOUND_S):
+            while supervisor.names(leaving=True):
+                await asyncio.sleep(0.01)
+        assert supervisor.alive() == 1
+        assert notes == ["b was started", "b drains", "b ended with exit code 0 after its drain"]
+        assert not watching.done()
+        await supervisor.stop()
+        await asyncio.wait_for(watching, BOUND_S)
+
+    asyncio.run(main())
+
+
+def test_a_child_that_is_killed_while_it_drains_is_not_started_again(tmp_path: Path) -> None:
+    async def main() -> None:
+        supervisor = Supervisor([shell("a", "trap '' USR1; sleep 99")], tmp_path, rule=FAST)
+        await supervisor.start()
+        supervisor.drain("a")
+        process = supervisor._children[0].process
+        assert process is not None
+        assert process.pid is not None
+        os.killpg(process.pid, signal.SIGKILL)
+        await asyncio.wait_for(supervisor.watch(), BOUND_S)
+        assert supervisor.restarts == supervisor.alive() == 0
+        await supervisor.stop()
+
+    asyncio.run(main())
+
+
+def test_an_added_child_that_can_not_be_kept_alive_fails_the_run(tmp_path: Path) -> None:
+    async def main() -> None:
+        supervisor = Supervisor([shell("a", "sleep 99")], tmp_path, rule=FAST)
+        await supervisor.start()
+        watching = asyncio.create_task(supervisor.watch())
+        await supervisor.add(shell("b", "exit 7"))
+        with pytest.raises(HeadraceError, match="b ended with exit code 7, 3 times"):
+            await asyncio.wait_for(watching, BOUND_S)
+        await supervisor.stop()
+
+    asyncio.run(main())

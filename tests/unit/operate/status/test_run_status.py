@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.schemas.events import LoadReported, PoolLoad, RunStateEntered
+from headrace.schemas.events import EnvironmentLoad, LoadReported, PoolLoad, RunStateEntered
 from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import DEAD_LETTERS
@@ -103,6 +103,19 @@ def test_the_workers_are_shown_with_their_load() -> None:
             await world.log.send(LoadReported(worker=name, number=0, every_ms=1000, pools=(load,)))
         gone = LoadReported(worker="inference-9", number=1, every_ms=1000, pools=(), leaving=True)
         await world.log.send(gone)
+        environment = EnvironmentLoad(
+            environment="default",
+            partitions=pack_i32([0]),
+            slots=64,
+            busy=60,
+            waiting=1,
+            run_ms=250,
+            open_ms=9000,
+        )
+        report = LoadReported(
+            worker="env-0", number=0, every_ms=1000, pools=(), environments=(environment,)
+        )
+        await world.log.send(report)
         status = await run_status_of(world.log, LIFE)
         assert [one.worker for one in status.workers] == [f"inference-{n}" for n in range(9)]
         text = "\n".join(status.lines())
@@ -110,6 +123,8 @@ def test_the_workers_are_shown_with_their_load() -> None:
         assert "inference-7   slots 8   busy 7   waiting 2   1.5 s a generation   version 3" in text
         assert "inference-8" not in text
         assert "… and 1 more" in text
+        assert "workers       environment default: 1   slots 64   busy 60   waiting 1" in text
+        assert "env-0   slots 64   busy 60   waiting 1   0.25 s an action   9 s open" in text
         ended = "\n".join(replace(status, state="ended").lines())
         assert "workers" not in ended
 

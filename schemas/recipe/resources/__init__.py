@@ -1,0 +1,1 @@
+"""The part of a recipe about the machines of a run."""

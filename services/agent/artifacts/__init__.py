@@ -1,0 +1,1 @@
+"""The files that come out of the attempts of an episode."""

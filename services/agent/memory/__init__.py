@@ -1,0 +1,1 @@
+"""What the agent worker keeps of many live episodes."""

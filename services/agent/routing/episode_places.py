@@ -1,0 +1,45 @@
+"""Where the environments of one episode are. Pure.
+
+An agent worker chooses the partition of an attempt's reset. The choice is not recorded before the
+environment answers. So if the agent worker dies before that, its successor may choose another
+partition, and the attempt has two environments. Each answer says from which partition it came: the
+first one in the log decides which environment is the attempt's, for every reader. The other one is
+closed when it answers.
+"""
+
+from __future__ import annotations
+
+from headrace.schemas.events import ObservationRecorded
+from headrace.services.agent.routing.action_routes import Place
+
+
+class EpisodePlaces:
+    """The places of an episode's attempts."""
+
+    __slots__ = ("_answered", "_sent")
+
+    def __init__(self) -> None:
+        self._answered: dict[int, Place] = {}
+        self._sent: dict[int, Place] = {}
+
+    def on_answer(self, answer: ObservationRecorded) -> bool:
+        """Takes the answers in the order of the log.
+
+        Returns whether the environment that gave this one is not the attempt's, and must be closed.
+        """
+        if answer.partition < 0:
+            return False
+        place = Place(answer.instance, answer.partition)
+        return self._answered.setdefault(answer.attempt, place).partition != answer.partition
+
+    def sent(self, attempt: int, place: Place) -> None:
+        """Notes where an attempt's reset is sent."""
+        self._sent[attempt] = place
+
+    def place(self, attempt: int) -> Place | None:
+        """Returns where an attempt's environment is, or None if it has no environment yet."""
+        return self._answered.get(attempt) or self._sent.get(attempt)
+
+    def workers(self) -> set[str]:
+        """Returns the workers that had an environment of the episode."""
+        return {place.worker for place in (*self._answered.values(), *self._sent.values())}

@@ -1,0 +1,1 @@
+"""How many inference workers a run needs, from the log alone; and `headrace autoscale`."""

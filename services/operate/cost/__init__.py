@@ -1,0 +1,1 @@
+"""`headrace cost`: what the workers of a run cost, from the log alone."""

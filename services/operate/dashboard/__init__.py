@@ -1,0 +1,1 @@
+"""`headrace dashboard`: a run as pages in a browser."""

@@ -1,0 +1,1 @@
+"""What the dashboard remembers of a log: numbers, short names and positions."""

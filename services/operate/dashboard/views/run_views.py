@@ -1,0 +1,269 @@
+"""The page of a run, its curves, its tools, and what it discarded."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from headrace.errors import UsageError
+from headrace.services.base.clock import now
+from headrace.services.operate.dashboard.index.index_follower import IndexFollower
+from headrace.services.operate.dashboard.index.index_rows import DiscardedRow
+from headrace.services.operate.dashboard.index.run_index import RunIndex
+from headrace.services.operate.dashboard.index.version_series import VersionSeries
+from headrace.services.operate.dashboard.views.cut_texts import Tree, safe
+from headrace.services.operate.dashboard.views.page_of import bounded, page_of, whole_number
+from headrace.services.operate.evaluation import EvaluationResult
+
+WINDOW_S = 60.0
+"""Seconds over which rates are averaged."""
+TOP_FAILURES = 20
+MOST_DISCARDED = 100_000
+POINTS = 300
+MOST_POINTS = 2_000
+BUCKETS = 120
+
+
+def policy_of(index: RunIndex, query: Mapping[str, str]) -> str:
+    """Returns the policy that a request means. Raises UsageError if it is not clear."""
+    name = query.get("policy", "")
+    if name in index.series:
+        return name
+    trained = [one for one in index.series if index.progress.policies[one].trained]
+    if not name and len(trained or index.series) == 1:
+        return (trained or list(index.series))[0]
+    names = ", ".join(index.series)
+    raise UsageError(f"policy={name[:80]!r}: name one of the run's policies: {names}")
+
+
+def run_tree(namespace: str, follower: IndexFollower) -> Tree:
+    """Returns the overview of a run."""
+    index, life, at = follower.index, follower.life, now()
+    progress = index.progress
+    last = life.ended or life.ending
+    ended_at = max((row.ended_at for row in index.tasks.values()), default=0.0)
+    return {
+        "namespace": namespace,
+        "recipe": index.recipe.name,
+        "state": life.state,
+        "reason": "" if last is None else safe(last.reason),
+        "started_at": life.started_at or None,
+        "ended_at": (ended_at or None) if life.ended is not None else None,
+        "now": at,
+        "index": {
+            "done": follower.done,
+            "total": follower.total,
+            "caught_up": follower.caught_up.is_set(),
+            "seconds": follower.seconds,
+            "problem": follower.problem,
+            "forgotten_tasks": index.forgotten,
+            "undecodable": follower.undecodable,
+        },
+        "policies": [_policy_tree(index, name) for name in index.series],
+        "tasks": {"submitted": progress.submitted, "ended": progress.tasks_ended},
+        "episodes": {
+            "started": index.started,
+            "ended": index.ended,
+            "live": max(0, index.started - index.ended),
+            "failed": progress.failures,
+            "evaluation": index.evaluated,
+            "tokens": index.tokens,
+        },
+        "rates": _rates(index, at),
+        "lags": follower.lags,
+        "lags_problem": follower.lags_problem,
+        "dead_letters": follower.dead_letters,
+        "failures": [
+            {
+                "origin": origin,
+                "code": safe(code),
+                "count": count,
+                "message": safe(message),
+                "task": task,
+                "sample": sample,
+            }
+            for (origin, code), (count, message, task, sample) in sorted(
+                index.failures.items(), key=lambda item: -item[1][0]
+            )[:TOP_FAILURES]
+        ],
+        "endings": dict(index.endings.most_common()),
+        "discarded": _discarded_counts(index),
+        "hints": progress.hints(),
+    }
+
+
+def _policy_tree(index: RunIndex, name: str) -> Tree:
+    series, progress = index.series[name], index.progress.policies[name]
+    newest = series.newest
+    results = index.progress.evaluations.of(name)
+    row = series.rows.get(newest)
+    return {
+        "name": name,
+        "trained": progress.trained,
+        "version": newest if newest >= 0 else None,
+        "published_at": row.published_at if row is not None else None,
+        "reward": series.value(newest, "reward"),
+        "staleness": progress.staleness,
+        "skipped": progress.skipped,
+        "evaluation": evaluation_tree(max(results), results[max(results)]) if results else None,
+    }
+
+
+def evaluation_tree(version: int, result: EvaluationResult) -> Tree:
+    """Returns the evaluation of a version with its 95 % intervals."""
+    return {"version": version, **result.to_tree()}
+
+
+def _rates(index: RunIndex, at: float) -> Tree:
+    episodes = tokens = 0
+    for task in reversed(index.tasks.values()):
+        if task.ended_at and task.ended_at < at - 10 * WINDOW_S:
+            break  # Tasks end in about the order in which they are submitted.
+        for episode in task.samples.values():
+            if episode.ended_at >= at - WINDOW_S:
+                episodes += 1
+                attempt = episode.attempt
+                tokens += attempt.tokens if attempt is not None else 0
+    return {
+        "window_s": WINDOW_S,
+        "episodes_per_s": episodes / WINDOW_S,
+        "tokens_per_s": tokens / WINDOW_S,
+    }
+
+
+def _discarded_counts(index: RunIndex) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for row in index.discarded.reasons():
+        counts[row["reason"]] += row["count"]
+    return dict(counts.most_common())
+
+
+def series_tree(index: RunIndex, query: Mapping[str, str]) -> Tree:
+    """Returns curves by version, shortened to `points`."""
+    policy = policy_of(index, query)
+    series = index.series[policy]
+    known = series.names()
+    names = [one for one in query.get("names", "").split(",") if one] or known
+    points = whole_number(query, "points", POINTS, 1, MOST_POINTS)
+    first = whole_number(query, "from", 0)
+    last = whole_number(query, "to", -1, -1)
+    results = index.progress.evaluations.of(policy)
+    tree = series.series([one for one in names if one in known], points, first, last=_last(last))
+    return tree | {
+        "names_known": known,
+        "evaluation": [
+            evaluation_tree(version, result)
+            for version, result in results.items()
+            if version >= first and (last < 0 or version <= last)
+        ][-MOST_POINTS:],
+    }
+
+
+def _last(last: int) -> int | None:
+    return None if last < 0 else last
+
+
+def version_row(series: VersionSeries, version: int) -> Tree:
+    """Returns a version in a list."""
+    row, value = series.rows[version], series.value
+    count = {name: value(version, name) for name in ("samples", "dropped", "tokens", "staleness")}
+    return {
+        "version": version,
+        "status": row.status,
+        "at": row.published_at or None,
+        "reward": value(version, "reward"),
+        **{name: None if one is None else int(one) for name, one in count.items()},
+        "wait_s": value(version, "wait_s"),
+        "step_s": value(version, "step_s"),
+        "metrics": {
+            name: one
+            for name in ("loss", "grad_norm", "entropy", "kl", "importance_mean", "clip_fraction")
+            if (one := value(version, name)) is not None
+        },
+    }
+
+
+def times_tree(follower: IndexFollower, query: Mapping[str, str]) -> Tree:
+    """Returns what happened by time, in equal buckets from the first event to now."""
+    index = follower.index
+    count = whole_number(query, "points", BUCKETS, 1, MOST_POINTS)
+    begin = index.first_at or now()
+    newest = max((row.ended_at for row in index.tasks.values()), default=begin)
+    end = max(newest if follower.life.ended is not None else now(), begin + 1.0)
+    step = (end - begin) / count
+    episodes, tokens, rewards = [0] * count, [0] * count, [0.0] * count
+    rewarded = [0] * count
+    failures: dict[str, list[int]] = {}
+    for task in index.tasks.values():
+        for episode in task.samples.values():
+            if not episode.ended_at:
+                continue
+            bucket = min(count - 1, max(0, int((episode.ended_at - begin) / step)))
+            episodes[bucket] += 1
+            attempt = episode.attempt
+            tokens[bucket] += attempt.tokens if attempt is not None else 0
+            if episode.reward is not None and math.isfinite(episode.reward):
+                rewards[bucket] += episode.reward
+                rewarded[bucket] += 1
+            if episode.origin:
+                failures.setdefault(episode.origin, [0] * count)[bucket] += 1
+    services = dict.fromkeys(name for _, lags in follower.past_lags for name in lags)
+    return {
+        "from": begin,
+        "to": end,
+        "step_s": step,
+        "at": [begin + number * step for number in range(count)],
+        "episodes": episodes,
+        "tokens": tokens,
+        "failures": failures,
+        "reward": [
+            total / times if times else None for total, times in zip(rewards, rewarded, strict=True)
+        ],
+        "lag": {
+            "at": [at for at, _ in follower.past_lags],
+            "services": {
+                name: [lags.get(name) for _, lags in follower.past_lags] for name in services
+            },
+        },
+    }
+
+
+def discarded_tree(index: RunIndex, query: Mapping[str, str]) -> Tree:
+    """Returns what was not trained on, the newest first."""
+    policy, reason = query.get("policy") or None, query.get("reason") or None
+    reasons = [one for one in index.discarded.reasons() if policy in (None, one["policy"])]
+    rows = bounded(index.discarded.rows(policy, reason), MOST_DISCARDED)
+    return {"reasons": reasons[:1_000], **page_of(rows, query, _discarded_row)}
+
+
+def _discarded_row(row: DiscardedRow) -> Tree:
+    return {
+        "policy": row.policy,
+        "reason": safe(row.reason),
+        "kind": row.kind,
+        "task": row.task,
+        "sample": row.sample,
+        "version": row.version,
+        "at": row.at,
+    }
+
+
+def tools_tree(index: RunIndex, query: Mapping[str, str]) -> Tree:
+    """Returns how often each tool was called and how often it failed, most failures first."""
+    rows = sorted(index.tools.items(), key=lambda item: (-item[1].failed, -item[1].calls, item[0]))
+
+    def to_tree(item: tuple[str, Any]) -> Tree:
+        name, row = item
+        task, sample = row.example or (0, 0)
+        return {
+            "tool": safe(name),
+            "calls": row.calls,
+            "failed": row.failed,
+            "share": row.failed / row.calls if row.calls else 0.0,
+            "seconds_mean": row.seconds / row.calls if row.calls else 0.0,
+            "example": {"task": task, "sample": sample},
+        }
+
+    return page_of(rows, query, to_tree)

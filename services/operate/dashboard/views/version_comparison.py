@@ -1,0 +1,93 @@
+"""Two versions of a run side by side. Other runs are compared as `headrace compare` does."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+from headrace.errors import UsageError
+from headrace.services.operate.dashboard.index.index_rows import EpisodeRow, rewards_of
+from headrace.services.operate.dashboard.index.run_index import RunIndex
+from headrace.services.operate.dashboard.views.cut_texts import Tree, safe
+from headrace.services.operate.dashboard.views.run_views import evaluation_tree
+from headrace.services.operate.dashboard.views.version_view import histogram
+
+MOST_ITEMS = 100
+
+_Rows = Sequence[tuple[str, EpisodeRow]]
+
+
+def compare_versions(index: RunIndex, policy: str, first: int, second: int) -> Tree:
+    """Returns both versions by the episodes that their batches trained on.
+
+    Raises UsageError if the policy has not both versions.
+    """
+    for version in (first, second):
+        if version not in index.series[policy].rows:
+            raise UsageError(f"policy {policy} has no version {version}, or it was not read yet")
+    sides = [_rows(index, policy, version) for version in (first, second)]
+    by_item: dict[str, list[list[float]]] = {}
+    for place, rows in enumerate(sides):
+        for item, row in rows:
+            if row.reward is not None:
+                by_item.setdefault(item, [[], []])[place].append(row.reward)
+    items = [
+        {
+            "item_id": safe(item),
+            "first": _mean_tree(before),
+            "second": _mean_tree(after),
+            "difference": fmean(after) - fmean(before) if before and after else None,
+        }
+        for item, (before, after) in by_item.items()
+    ]
+    items.sort(key=lambda one: -abs(one["difference"] or 0.0))  # type: ignore[arg-type]
+    return {
+        "kind": "versions",
+        "policy": policy,
+        "sides": [
+            _side(index, policy, version, rows)
+            for version, rows in zip((first, second), sides, strict=True)
+        ],
+        "items": items[:MOST_ITEMS],
+    }
+
+
+def _rows(index: RunIndex, policy: str, version: int) -> _Rows:
+    return [
+        (task.item, episode)
+        for task in index.tasks.values()
+        for episode in task.samples.values()
+        if episode.trained is not None and episode.trained.get(policy) == version
+    ]
+
+
+def _mean_tree(rewards: list[float]) -> Tree:
+    return {"reward": fmean(rewards) if rewards else None, "episodes": len(rewards)}
+
+
+def _side(index: RunIndex, policy: str, version: int, rows: _Rows) -> Tree:
+    series, episodes = index.series[policy], [row for _, row in rows]
+    attempts = [row.attempt for row in episodes if row.attempt is not None]
+    result = index.progress.evaluations.of(policy).get(version)
+    metrics = {name: series.value(version, name) for name in series.names()}
+    return {
+        "name": f"version {version}",
+        "version": version,
+        "metrics": {name: value for name, value in metrics.items() if value is not None},
+        "rewards": histogram(rewards_of(episodes)),
+        "endings": dict(Counter(row.ending for row in episodes).most_common()),
+        "failures": dict(Counter(row.origin for row in episodes if row.origin).most_common()),
+        "tools": {
+            safe(name): {"episodes": count}
+            for name, count in Counter(
+                name for attempt in attempts for name in attempt.tools
+            ).most_common(MOST_ITEMS)
+        },
+        "tool_failures": sum(row.tool_failures for row in episodes),
+        "tokens_mean": fmean(one.tokens for one in attempts) if attempts else None,
+        "turns_mean": fmean(one.turns for one in attempts) if attempts else None,
+        "seconds_mean": fmean(row.seconds for row in episodes) if episodes else None,
+        "episodes": len(episodes),
+        "evaluation": None if result is None else evaluation_tree(version, result),
+    }

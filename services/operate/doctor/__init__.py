@@ -1,0 +1,1 @@
+"""`headrace doctor`: find out what is wrong."""

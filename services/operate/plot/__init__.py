@@ -1,0 +1,1 @@
+"""`headrace plot`: draws a run. The folder also has what every figure shares."""

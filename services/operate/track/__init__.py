@@ -1,0 +1,1 @@
+"""`headrace track`: writes a run's curves to where people look."""

@@ -1,0 +1,1 @@
+"""`headrace trajectories`: exports recorded episodes in the formats of other tools."""

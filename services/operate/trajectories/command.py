@@ -1,0 +1,126 @@
+"""`headrace trajectories`: exports recorded episodes in the formats of other tools."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
+
+from headrace.services.operate.options import cluster_of, cluster_options, say
+
+if TYPE_CHECKING:
+    from headrace.services.operate.trajectories.recorded_episodes import RecordedEpisode
+
+PLACES = {
+    "atif": "trajectories",
+    "inspect": "trajectories.eval",
+    "otlp": "http://127.0.0.1:4318/v1/traces",
+}
+"""The formats, and where each goes by default."""
+
+
+class Writer(Protocol):
+    """Writes episodes in one format. All methods block."""
+
+    def write(self, episode: RecordedEpisode) -> None:
+        """Writes an episode that has a turn."""
+
+    def close(self) -> None:
+        """Writes what is left."""
+
+
+@click.command()
+@click.argument("tasks", metavar="[TASK]...", nargs=-1, type=click.IntRange(min=0))
+@click.option(
+    "--format", "kind", type=click.Choice(sorted(PLACES)), required=True,
+    help="atif: a JSON file for each path, in the Agent Trajectory Interchange Format. inspect: a "
+    "log that `inspect view` opens. otlp: traces for an OpenTelemetry collector.",
+)  # fmt: skip
+@click.option(
+    "--to", metavar="PLACE",
+    help="atif: a folder. inspect: a file, .eval or .json. otlp: a URL. [default: trajectories, "
+    "trajectories.eval, or http://127.0.0.1:4318/v1/traces]",
+)  # fmt: skip
+@click.option(
+    "--most", metavar="N", type=click.IntRange(min=1), default=10_000, show_default=True,
+    help="Export at most so many episodes.",
+)  # fmt: skip
+@click.option(
+    "--content", is_flag=True,
+    help="With otlp: add the texts of prompts and answers to the spans.",
+)  # fmt: skip
+@cluster_options
+def trajectories(
+    tasks: tuple[int, ...], kind: str, to: str | None, most: int, content: bool, **options: Any
+) -> None:
+    """Export recorded episodes in the formats of other tools.
+
+    Exports the episodes of the numbered TASKs. [default: all that have ended] Only the attempt that
+    counts is exported. A second export writes the same: files have the same names, and spans the
+    same ids. To export a model instead, use `headrace export`.
+
+    The formats inspect and otlp need the extras `inspect` and `otlp`. Texts are decoded with the
+    model's tokenizer; without it, prompts have no text.
+
+    \b
+    Examples:
+      headrace trajectories --format atif --to my-trajectories
+      headrace trajectories --format inspect 17 42 --to tasks.eval
+      headrace trajectories --format otlp --to http://collector:4318/v1/traces --content
+    """
+    import asyncio
+
+    from headrace.errors import UsageError
+    from headrace.services.namespace.lookup import open_namespace
+    from headrace.services.operate.run.run_stack import running_stack
+    from headrace.services.operate.show.unpacked import Texts
+    from headrace.services.operate.trajectories.recorded_episodes import EpisodeReader
+
+    if content and kind != "otlp":
+        raise UsageError(f"--content is only for --format otlp: {kind} always has the texts")
+    cluster, place = cluster_of(options), to or PLACES[kind]
+
+    async def export() -> tuple[int, int]:
+        async with (
+            running_stack(cluster, say) as (_, located),
+            open_namespace(located, "trajectories") as (log, life),
+        ):
+            writer = _writer(kind, place, log.topics.namespace, content)
+            reader = EpisodeReader(log, Texts(life.recipe()), with_answers=kind == "otlp")
+            written = empty = 0
+            async for episode in reader.read(frozenset(tasks), most):
+                if episode.turns:
+                    await asyncio.to_thread(writer.write, episode)
+                    written += 1
+                else:
+                    empty += 1
+            await asyncio.to_thread(writer.close)
+            return written, empty
+
+    written, empty = asyncio.run(export())
+    without = f", and left out {empty} without a turn" if empty else ""
+    say(f"exported {written} episodes to {place}{without}")
+    if written + empty == most:
+        say(f"stopped after {most} episodes: --most exports more")
+
+
+def _writer(kind: str, place: str, namespace: str, content: bool) -> Writer:
+    from headrace.errors import UsageError
+
+    try:
+        match kind:
+            case "atif":
+                from headrace.services.operate.trajectories.atif import AtifWriter
+
+                return AtifWriter(Path(place))
+            case "inspect":
+                from headrace.services.operate.trajectories.inspect_log import InspectWriter
+
+                return InspectWriter(Path(place), namespace)
+            case _:
+                from headrace.services.operate.trajectories.otlp import OtlpWriter
+
+                return OtlpWriter(place, namespace, content=content)
+    except ImportError as error:
+        raise UsageError(f"--format {kind}: {error}. Run pip install 'headrace[{kind}]'") from None

@@ -1,0 +1,187 @@
+"""Reads the episodes that count from the log, with their texts and the times of their requests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from headrace.schemas.events import (
+    Event,
+    GenerationCompleted,
+    ObservationRecorded,
+    Ref,
+    TaskEnded,
+    TrajectoryRecorded,
+    Turn,
+)
+from headrace.schemas.topics import GENERATIONS, OBSERVATIONS, RESULTS
+from headrace.schemas.turn_paths import paths
+from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.log_reader import WHOLE, read_events
+from headrace.services.operate.show.unpacked import Texts, floats_in, ids_in, versions_in
+
+FETCHED_AT_ONCE = 64
+_Attempt = tuple[int, int, int]
+"""Task, sample, attempt."""
+_Answers = dict[tuple[str, str], "TimedAnswer"]
+"""By the name of the event and the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnpackedTurn:
+    """A turn with its tokens unpacked. C tokens were added to the context, T were sampled."""
+
+    turn: Turn
+    context: list[int]
+    """[C] token ids."""
+    tokens: list[int]
+    """[T] token ids."""
+    logprobs: list[float]
+    """[T], or [0] for a demonstration."""
+    versions: list[int]
+    """The distinct versions that sampled a token, ascending."""
+    context_text: str
+    """Empty if this machine does not have the tokenizer."""
+    text: str
+    prompt_tokens: int
+    """How many tokens came before the sampled ones, on the path of this turn."""
+
+    @property
+    def model(self) -> str:
+        """The policy with the newest version that sampled a token, such as `default@7`."""
+        policy = self.turn.policy
+        return f"{policy}@{self.versions[-1]}" if self.versions else policy
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswer:
+    """An answer of an inference or an env worker to a request of the attempt."""
+
+    event: GenerationCompleted | ObservationRecorded
+    ended_at: float
+    """When the log recorded it, in seconds since the epoch."""
+
+    @property
+    def began_at(self) -> float:
+        """When the work began, without the time in a queue, in seconds since the epoch."""
+        return self.ended_at - self.event.run_ms / 1000
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEpisode:
+    """One episode as recorded."""
+
+    namespace: str
+    recorded: TrajectoryRecorded
+    turns: tuple[UnpackedTurn, ...]
+    answers: tuple[TimedAnswer, ...]
+    """Those of the attempt that counts, in the order of the log. Empty unless they were read."""
+
+    @property
+    def name(self) -> str:
+        """Names it in all exports: `NAMESPACE/TASK/SAMPLE`."""
+        return f"{self.namespace}/{self.recorded.task}/{self.recorded.sample}"
+
+    def paths(self) -> list[list[int]]:
+        """Returns the indices of the turns of each path from a first turn to a leaf."""
+        return [list(path) for path in paths(self.recorded.turns)]
+
+
+class EpisodeReader:
+    """Reads the episodes of a run, one partition after the other."""
+
+    def __init__(self, log: EventLog, texts: Texts, *, with_answers: bool) -> None:
+        """`with_answers` also reads the answers to the attempts' requests."""
+        self._log = log
+        self._texts = texts
+        self._with_answers = with_answers
+
+    async def read(
+        self, tasks: Collection[int], most: int
+    ) -> AsyncGenerator[RecordedEpisode, None]:
+        """Yields the episodes of some tasks, or of all if `tasks` is empty; at most `most`.
+
+        An episode that was refused or failed early has no trajectory, and is left out. Raises
+        RecordsLost if a trajectory was deleted by retention.
+        """
+        for number in range(self._log.topics.partitions):
+            refs = (await self._refs(number, tasks))[:most]
+            most -= len(refs)
+            for first in range(0, len(refs), FETCHED_AT_ONCE):
+                events = await self._log.fetch(refs[first : first + FETCHED_AT_ONCE])
+                found = [one for one in events if isinstance(one, TrajectoryRecorded)]
+                answers = await self._answers(number, found) if self._with_answers else {}
+                for event in found:
+                    yield self._episode(event, answers.get(_attempt(event), []))
+
+    async def _refs(self, number: int, tasks: Collection[int]) -> list[Ref]:
+        """The trajectories that count in a partition. The first result of a task counts."""
+        results, refs, seen = self._log.topics.partition(RESULTS, number=number), [], set[int]()
+        async with aclosing(read_events(self._log, {results: WHOLE})) as deliveries:
+            async for delivery in deliveries:
+                ended = delivery.event
+                if not isinstance(ended, TaskEnded) or ended.task in seen:
+                    continue
+                seen.add(ended.task)
+                if not tasks or ended.task in tasks:
+                    refs += [one.trajectory for one in ended.outcomes if one.trajectory is not None]
+        return refs
+
+    async def _answers(
+        self, number: int, events: Collection[TrajectoryRecorded]
+    ) -> dict[_Attempt, list[TimedAnswer]]:
+        """The answers of some attempts by attempt. The first record of an answer counts."""
+        topics = self._log.topics
+        found: dict[_Attempt, _Answers] = {_attempt(event): {} for event in events}
+        ranges = {
+            topics.partition(one, number=number): WHOLE for one in (GENERATIONS, OBSERVATIONS)
+        }
+        async with aclosing(read_events(self._log, ranges)) as deliveries:
+            async for delivery in deliveries:
+                _add_answer(found, delivery)
+        return {
+            attempt: sorted(answers.values(), key=lambda one: one.ended_at)
+            for attempt, answers in found.items()
+        }
+
+    def _episode(self, event: TrajectoryRecorded, answers: list[TimedAnswer]) -> RecordedEpisode:
+        turns: list[UnpackedTurn] = []
+        for turn in event.turns:
+            context, tokens = ids_in(turn.context), ids_in(turn.tokens)
+            before = 0
+            if 0 <= turn.parent < len(turns):
+                parent = turns[turn.parent]
+                before = parent.prompt_tokens + len(parent.tokens)
+            text = self._texts.of(turn.policy, turn.tokens, event.tokenizer)
+            turns.append(
+                UnpackedTurn(
+                    turn=turn,
+                    context=context,
+                    tokens=tokens,
+                    logprobs=floats_in(turn.logprobs),
+                    versions=versions_in(turn.versions),
+                    context_text=self._texts.of(turn.policy, turn.context, event.tokenizer) or "",
+                    text=turn.text if text is None else text,
+                    prompt_tokens=before + len(context),
+                )
+            )
+        return RecordedEpisode(self._log.topics.namespace, event, tuple(turns), tuple(answers))
+
+
+def _attempt(
+    event: TrajectoryRecorded | GenerationCompleted | ObservationRecorded,
+) -> _Attempt:
+    return event.task, event.sample, event.attempt
+
+
+def _add_answer(
+    found: dict[_Attempt, _Answers],
+    delivery: Delivery[Event],
+) -> None:
+    event = delivery.event
+    if isinstance(event, GenerationCompleted | ObservationRecorded):
+        answers = found.get(_attempt(event))
+        if answers is not None:
+            kind = type(event).__name__
+            answers.setdefault((kind, event.call), TimedAnswer(event, delivery.recorded_at))

@@ -1,0 +1,1 @@
+"""`headrace verify`: check the invariants of a run."""

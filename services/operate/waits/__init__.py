@@ -1,0 +1,1 @@
+"""Who waits for whom in a run, since when and why."""

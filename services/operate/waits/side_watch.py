@@ -1,0 +1,117 @@
+"""What the log of a run does not show: full disks, missing weights, and errors in local logs."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from headrace.errors import HeadraceError
+from headrace.schemas.events import PolicyPublished
+from headrace.services.models.blobs import BlobStore
+from headrace.services.namespace.cluster_config import ClusterConfig
+from headrace.services.operate.waits.run_facts import SideProblem
+
+FULL_BYTES = 64 * 1024 * 1024
+"""A disk with less free space is called full: the next weights may not fit."""
+TAIL_BYTES = 65_536
+"""The end of each log that is read."""
+CHARACTERS = 300
+_ERROR = re.compile(
+    r"\S+Z (?:ERROR|CRITICAL) +\S+ (?P<logged>.*)|(?:error: |\w+(?:Error|Exception): )(?P<last>.*)"
+)
+
+
+class SideWatch:
+    """Looks at this machine and at the blob store. All methods block."""
+
+    def __init__(self, cluster: ClusterConfig, namespace: str, blobs: BlobStore | None) -> None:
+        """Without `blobs`, no weights are looked for."""
+        self._cluster = cluster
+        self._namespace = namespace
+        self._blobs = blobs
+        self._since: dict[tuple[str, str], float] = {}
+
+    def problems(self, versions: Iterable[PolicyPublished], now: float) -> list[SideProblem]:
+        """Returns what is wrong now, since it was first seen. `versions`: the newest ones."""
+        found = [*self._disks(now), *self._weights(versions, now)]
+        known = {(one.kind, one.name) for one in found}
+        self._since = {key: at for key, at in self._since.items() if key in known}
+        return found
+
+    def _first(self, kind: str, name: str, now: float) -> float:
+        return self._since.setdefault((kind, name), now)
+
+    def folders(self) -> dict[str, Path]:
+        """Returns the folders on this machine in which a run writes, by what they hold."""
+        folders = {"state folder": self._cluster.state.absolute()}
+        if "://" not in self._cluster.blob_url:
+            folders["blob store"] = Path(self._cluster.blob_url).absolute()
+        return folders
+
+    def _disks(self, now: float) -> Iterator[SideProblem]:
+        for what, folder in self.folders().items():
+            free = free_bytes(folder)
+            if free is not None and free < FULL_BYTES:
+                name = f"disk of the {what}"
+                yield SideProblem(
+                    "disk", name, self._first("disk", name, now),
+                    f"the disk of the {what} {folder} is full: {free / 2**20:,.1f} MiB are free, "
+                    "so weights and checkpoints can't be written",
+                    "free space there. `headrace prune` removes what no run needs",
+                )  # fmt: skip
+
+    def _weights(self, versions: Iterable[PolicyPublished], now: float) -> Iterator[SideProblem]:
+        if self._blobs is None:
+            return
+        for one in versions:
+            name = f"weights of {one.policy} version {one.version}"
+            try:
+                gone = [blob for blob in one.weight_blobs() if not self._blobs.holds(blob)]
+            except (HeadraceError, OSError) as error:
+                yield SideProblem(
+                    "blobs", "blob store", self._first("blobs", "blob store", now),
+                    f"the blob store does not answer: {error}",
+                    "see whether it runs, and whether its address and its keys are right",
+                )  # fmt: skip
+                return
+            if gone:
+                yield SideProblem(
+                    "weights", name, self._first("weights", name, now),
+                    f"the blob store {self._cluster.blob_url} lacks {len(gone)} blobs of version "
+                    f"{one.version} of {one.policy}, the first one {gone[0].sha256.hex()}",
+                    "put the blobs back, or restart the trainer: from its checkpoint it stores "
+                    "its newest weights again",
+                    one.policy,
+                )  # fmt: skip
+
+    def errors(self) -> dict[str, str]:
+        """Returns the newest error in the log of each service of the run on this machine."""
+        found = {}
+        for log in sorted((self._cluster.folder(self._namespace) / "logs").glob("*.log")):
+            if (error := last_error(log)) is not None:
+                found[re.sub(r"-\d+$", "", log.stem)] = error
+        return found
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Returns the free space of a folder's disk. None if neither it nor a parent is there."""
+    for one in (folder, *folder.parents):
+        if one.exists():
+            return shutil.disk_usage(one).free
+    return None
+
+
+def last_error(log: Path) -> str | None:
+    """Returns the newest error in the end of a log, or None."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        if (found := _ERROR.match(line)) is not None:
+            return (found["logged"] or found["last"])[:CHARACTERS]
+    return None

@@ -1,0 +1,1 @@
+"""Pods on a Kubernetes cluster, through the official client."""

@@ -1,0 +1,80 @@
+"""Makes the records with which a task starts. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from headrace.schemas.events import EpisodeStarted, Failure, TaskSubmitted
+from headrace.services.tasks.admission import refused
+
+MAX_NAME = 1_000
+"""A task that is not run keeps at most so many characters of each name."""
+LOST = TaskSubmitted(
+    source="unknown",
+    task_id="unknown",
+    item_id="unknown",
+    agent="unknown",
+    roles={},
+    max_turns=1,
+    max_tokens=1,
+    deadline_s=1,
+)
+"""Stands for a task that the log no longer holds."""
+
+
+def cancelled(reason: str) -> Failure:
+    """Returns the verdict on a task that is cancelled before it starts."""
+    return refused("cancelled", reason[:MAX_NAME])
+
+
+def lost() -> Failure:
+    """Returns the verdict on a task that waited until its record was deleted."""
+    return refused(
+        "lost", "the task waited for longer than the log keeps it. Submit it again under a new id"
+    )
+
+
+def start_of_refused(
+    number: int, submitted: TaskSubmitted | None, verdict: Failure, now_s: float
+) -> EpisodeStarted:
+    """Returns the start of the only episode of a task that is not run. None: the task is lost."""
+    if submitted is None:
+        submitted = LOST.model_copy(update={"task_id": str(number)})
+    return start(number, 0, _without_bulk(submitted), now_s, verdict)
+
+
+def _without_bulk(submitted: TaskSubmitted) -> TaskSubmitted:
+    """A task that is not run, reduced to one sample and its names."""
+    names = ("source", "task_id", "tenant", "item_id", "agent")
+    changes: dict[str, object] = {name: getattr(submitted, name)[:MAX_NAME] for name in names}
+    changes |= {"samples": 1, "payload": "{}", "options": "{}", "environment": None}
+    changes |= {"roles": {}, "artifacts": (), "labels": {}}
+    return submitted.model_copy(update=changes)
+
+
+def start(
+    number: int,
+    sample: int,
+    submitted: TaskSubmitted,
+    now_s: float,
+    verdict: Failure | None,
+    versions: Mapping[str, int] = MappingProxyType({}),
+) -> EpisodeStarted:
+    """Returns the start of a sample. `versions` has the newest version of each policy."""
+    return EpisodeStarted(
+        task=number,
+        sample=sample,
+        submitted=submitted,
+        seed=_seed(submitted.seed, number, sample),
+        deadline=int(now_s * 1000) + max(1, submitted.deadline_s) * 1000,
+        verdict=verdict,
+        versions=dict(versions),
+    )
+
+
+def _seed(*parts: int) -> int:
+    """A 63-bit seed that follows from its parts and differs for each sample."""
+    text = "/".join(map(str, parts)).encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1

@@ -1,0 +1,1 @@
+"""What the stream jobs export for Prometheus."""
