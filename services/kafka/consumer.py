@@ -24,7 +24,13 @@ from headrace.services.kafka.broker import (
 )
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.convert import checked, committed_in, offsets_of
-from headrace.services.kafka.failures import LOST, TRANSIENT, error_of, failure
+from headrace.services.kafka.failures import (
+    FINAL_FOR_MEMBERS,
+    LOST,
+    TRANSIENT,
+    error_of,
+    failure,
+)
 from headrace.services.kafka.poller import Poller
 
 logger = logging.getLogger(__name__)
@@ -84,6 +90,8 @@ class KafkaSubscription(Poller, Subscription):
     resume and commit. A commit for a partition that is being revoked is left out: `on_revoked`
     returns it instead.
     """
+
+    final = FINAL_FOR_MEMBERS
 
     def __init__(
         self,

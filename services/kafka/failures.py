@@ -57,11 +57,11 @@ UNKNOWN = frozenset(
 )
 """A broker that has just started answers so for topics that it holds, for a moment."""
 
-FINAL = UNKNOWN | {
-    KafkaError.GROUP_AUTHORIZATION_FAILED,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-}
+FINAL = UNKNOWN | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
 """Errors that a reader can't wait out."""
+FINAL_FOR_MEMBERS = FINAL | {KafkaError.GROUP_AUTHORIZATION_FAILED}
+"""Errors that a member of a consumer group can't wait out. librdkafka also looks for the
+coordinator of the group that a reader has and never joins: a reader needs no permission for it."""
 
 _ADVICE = {
     KafkaError._ALL_BROKERS_DOWN: "is Kafka running there? See `headrace up`",

@@ -59,6 +59,9 @@ _Command = tuple[Callable[[], Any], asyncio.Future[Any]]
 class Poller:
     """A consumer in a thread. Call public methods on the loop, unless they say otherwise."""
 
+    final = FINAL
+    """Codes of errors that end the polling."""
+
     def __init__(self, properties: Properties, name: str, who: str = "") -> None:
         """`who` names the reader in the error for records that are gone."""
         self._loop = asyncio.get_running_loop()
@@ -319,9 +322,10 @@ class Poller:
             partition = Partition(topic, number)
             wanted = offset if offset is not None and offset >= 0 else None
             raise records_lost(partition, wanted, watermarks(self.consumer, partition), self._who)
-        if error.fatal() or error.code() in FINAL:
-            raise failure(f"can't read {topic or ''}", error)
-        client_logger.warning("%s: %s", topic or "consumer", error.str())
+        if error.fatal() or error.code() in self.final:
+            raise failure(f"can't read {topic or self._who}", error)
+        if error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:
+            client_logger.warning("%s: %s", topic or "consumer", error.str())
 
 
 def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

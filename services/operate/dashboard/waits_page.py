@@ -26,7 +26,7 @@ class WaitsPage:
         self._newest: Tree = {"at": 0.0, "waits": []}
 
     async def tree(self) -> Tree:
-        """Returns the graph. Raises DependencyError while the log is still being read."""
+        """Returns the graph. Raises DependencyError while it is not known."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._reader.open())
         if not self._opening.done():
@@ -34,6 +34,8 @@ class WaitsPage:
                 "what the run waits for is being read from the log: ask again in a second"
             )
         self._opening.result()
+        if self._reader.obstacle:
+            raise DependencyError(f"what the run waits for is not known: {self._reader.obstacle}")
         if now() >= self._newest["at"] + EVERY_S:
             waits = await self._reader.waits()
             self._newest = {"at": now(), "waits": [asdict(one) for one in waits]}

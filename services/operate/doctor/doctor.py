@@ -60,7 +60,8 @@ class Diagnosis:
 async def diagnose(cluster: ClusterConfig, recipe: Recipe | None) -> Diagnosis:
     """Looks at this machine, the cluster and the run of `cluster.namespace`, or else the newest.
 
-    `recipe` is that of a run that has not begun yet. Takes some seconds, and writes nothing.
+    `recipe` is that of a run that has not begun yet. Takes some seconds, or a minute if a log can't
+    be read, and writes nothing.
     """
     found = Diagnosis(at=time.time())
     try:
@@ -157,6 +158,11 @@ async def _waits(
     log: EventLog, life: RunLife, recipe: Recipe, side: SideWatch, found: Diagnosis
 ) -> None:
     async with reading_waits(log, recipe, side) as reader:
+        if reader.obstacle:
+            found.findings.append(
+                Finding("waits", "warning", f"they are not known: {reader.obstacle}")
+            )
+            return
         found.waits = await reader.waits()
     found.at = now()
     found.lines = wait_lines(found.waits, found.at)

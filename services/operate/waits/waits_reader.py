@@ -86,13 +86,17 @@ class WaitsReader:
         self._caught_up = asyncio.Event()
         self._looked = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._obstacle = "reading it takes long"
 
     def _empty(self) -> RunFacts:
         topics = self._log.topics
         return RunFacts(self._recipe, partitions=(topics.pool_partitions, topics.action_partitions))
 
     async def open(self) -> None:
-        """Begins to follow. Returns once what is in the log is read, or after a bounded time."""
+        """Begins to follow. Returns once what is in the log is read, or after `CAUGHT_UP_S`.
+
+        `obstacle` says why it is not read.
+        """
         self._facts.answered_at = now()
         self._tasks = [
             asyncio.create_task(self._follow(), name="follow waits"),
@@ -112,6 +116,12 @@ class WaitsReader:
         """How many episodes are live."""
         return len(self._facts.episodes) + self._facts.more_episodes
 
+    @property
+    def obstacle(self) -> str:
+        """Why the waits are not known yet. Empty: they are."""
+        known = self._caught_up.is_set() and self._looked.is_set()
+        return "" if known else self._obstacle
+
     async def aclose(self) -> None:
         """Stops following."""
         for task in self._tasks:
@@ -124,6 +134,7 @@ class WaitsReader:
             try:
                 await self._read()
             except (HeadraceError, RecordsLost) as error:
+                self._obstacle = str(error)
                 logger.info("reading what the run waits for begins again: %s", error)
             await asyncio.sleep(AGAIN_S)
 
@@ -238,12 +249,14 @@ class WaitsReader:
             facts.on_event(event, record.timestamp, record.offset)
 
     async def _poll(self) -> None:
-        """Looks at what is not in the log."""
+        """Looks at what is not in the log, once the log is read."""
+        await self._caught_up.wait()
         while True:
-            with suppress(HeadraceError):
+            try:
                 await self._look()
-                if self._caught_up.is_set():
-                    self._looked.set()
+                self._looked.set()
+            except HeadraceError as error:
+                self._obstacle = str(error)
             await asyncio.sleep(POLL_S)
 
     async def _look(self) -> None:

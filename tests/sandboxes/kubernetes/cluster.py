@@ -92,7 +92,7 @@ def cluster(folder: Path, shared: Path) -> Iterator[Cluster]:
     with locked(kept.with_suffix(".lock"), BUILD_S):
         if not (kept / "bin" / "kubelet").exists():
             _build(kept)
-        if not (kept / "root").exists():
+        if not (kept / "unpacked").exists():
             _unpack_packages(kept)
         if not (kept / "docker" / "root.tar").exists():
             make_unpacked(kept / "docker.unfinished").rename(kept / "docker")
@@ -124,13 +124,13 @@ def _build(kept: Path) -> None:
 def _unpack_packages(kept: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         download(Path(name), list(PACKAGES))
-        unpack(Path(name), PACKAGES, kept / "root.unfinished")
-    (kept / "root.unfinished").rename(kept / "root")
+        unpack(Path(name), PACKAGES, kept / "unpacked.unfinished")
+    (kept / "unpacked.unfinished").rename(kept / "unpacked")
 
 
 def _started(stack: ExitStack, folder: Path, kept: Path) -> Cluster:
     etcd, peer, api, kubelet, stream = _free_ports(5)
-    programs = f"{kept}/bin:{kept}/root/usr/sbin:{kept}/root/usr/bin:{os.environ['PATH']}"
+    programs = f"{kept}/bin:{kept}/unpacked/usr/sbin:{kept}/unpacked/usr/bin:{os.environ['PATH']}"
 
     def start(name: str, *command: str) -> None:
         log = stack.enter_context((folder / f"{name}.log").open("wb"))
@@ -200,7 +200,7 @@ def _client(folder: Path, kept: Path, port: int) -> Cluster:
         ],
     }
     kubeconfig.write_text(json.dumps(admin))
-    ctr = (f"{kept}/root/usr/bin/ctr", "--address", f"{folder}/containerd.sock")
+    ctr = (f"{kept}/unpacked/usr/bin/ctr", "--address", f"{folder}/containerd.sock")
     return Cluster(kubeconfig, url, folder, authority, (*ctr, "--namespace", "k8s.io"))
 
 
@@ -255,7 +255,7 @@ stream_server_port = "{stream}"
 disable_apparmor = true
 restrict_oom_score_adj = true
 [plugins."io.containerd.grpc.v1.cri".cni]
-bin_dir = "{kept}/root/usr/lib/cni"
+bin_dir = "{kept}/unpacked/usr/lib/cni"
 conf_dir = "{folder}/networks"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
