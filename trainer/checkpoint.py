@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import DependencyError
-from headrace.services.base.files import file_digest, sync_folder
+from headrace.services.base.files import file_digest, sync_path
 
 logger = logging.getLogger(__name__)
 
@@ -94,12 +94,12 @@ class Checkpoints:
         yield from sorted(self._folder.glob("v*"), reverse=True)
 
     def _install(self, partial: Path, folder: Path) -> None:
-        sync_folder(partial)
+        sync_path(partial)
         if folder.exists():
             # It was skipped as damaged or foreign; otherwise its version would not be made again.
             shutil.rmtree(folder)
         partial.rename(folder)
-        sync_folder(self._folder)
+        sync_path(self._folder)
 
     def _prune(self, newest: Path) -> None:
         # A checkpoint of a higher version is damaged or foreign. It must not count, or it would

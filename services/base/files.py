@@ -36,9 +36,9 @@ def file_digest(path: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-def sync_folder(folder: Path) -> None:
-    """Makes a folder's entries durable: the names that were created, renamed or removed in it."""
-    handle = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Makes a file durable, or the names that were created, renamed or removed in a folder."""
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

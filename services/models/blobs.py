@@ -17,7 +17,7 @@ from typing import Protocol
 
 from headrace.errors import BlobError, DependencyError
 from headrace.schemas.events import Blob
-from headrace.services.base.files import file_digest, sync_folder
+from headrace.services.base.files import file_digest, sync_path
 from headrace.services.models.blob_owners import BlobOwners, SmallFiles, StoredBlob
 
 _HEX = "[0-9a-f]"
@@ -161,9 +161,9 @@ class LocalBlobStore(BlobStore):
         new_folder = not path.parent.is_dir()
         path.parent.mkdir(exist_ok=True)
         temporary.replace(path)
-        sync_folder(path.parent)
+        sync_path(path.parent)
         if new_folder:
-            sync_folder(self._root)
+            sync_path(self._root)
 
 
 class LocalFiles(SmallFiles):
@@ -181,7 +181,7 @@ class LocalFiles(SmallFiles):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.touch()
         for folder in [file.parent, *(one.parent for one in missing)]:
-            sync_folder(folder)
+            sync_path(folder)
 
     def times(self, folder: str) -> dict[str, float]:
         found = {}

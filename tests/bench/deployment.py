@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from headrace.services.namespace.cluster_config import ClusterConfig, write_reso
 from headrace.services.namespace.connect import connect
 from headrace.services.operate.processes import headrace_command
 from headrace.services.operate.run.supervisor import ChildSpec, Supervisor
+from headrace.services.worker.service_context import ServiceContext
 
 START_S = 300.0
 """A service has joined its consumer group by then, even on a busy machine."""
@@ -113,3 +114,28 @@ async def deployed(cluster: ClusterConfig, recipe: Recipe) -> AsyncIterator[Depl
         log = await connection.writing_log(topics)
         await apply(log, recipe)
         yield Deployment(recipe, cluster, log)
+
+
+@asynccontextmanager
+async def a_worker(
+    deployment: Deployment,
+    name: str,
+    run: Callable[[ServiceContext], Coroutine[Any, Any, None]],
+    recipe: Recipe | None = None,
+) -> AsyncIterator[None]:
+    """Runs a service's worker in this process until the context ends, maybe with its own recipe."""
+    cluster = deployment.cluster
+    async with connect(cluster, name) as connection:
+        log = await connection.writing_log(deployment.log.topics)
+        state = cluster.state / name
+        state.mkdir(exist_ok=True)
+        stopping, blobs = asyncio.Event(), cluster.open_blobs("bench")
+        context = ServiceContext(
+            log, recipe or deployment.recipe, blobs, name, state, stopping, asyncio.Event()
+        )
+        running = asyncio.create_task(run(context))
+        try:
+            yield
+        finally:
+            stopping.set()
+            await running

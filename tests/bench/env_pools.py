@@ -12,8 +12,8 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing
 from statistics import quantiles
 
 from headrace.schemas.events import (
@@ -29,9 +29,7 @@ from headrace.services.env import service
 from headrace.services.env.null import NullEnvironment
 from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.namespace.cluster_config import ClusterConfig
-from headrace.services.namespace.connect import connect
-from headrace.services.worker.service_context import ServiceContext
-from tests.bench.deployment import Deployment, deployed
+from tests.bench.deployment import Deployment, a_worker, deployed
 from tests.bench.episodes import Driver, null_recipe
 from tests.bench.report import Figure
 
@@ -55,26 +53,13 @@ def pool_recipe(live: int, slots: int = SLOTS) -> Recipe:
     return Recipe.model_validate(tree)
 
 
-@asynccontextmanager
-async def an_env_worker(deployment: Deployment, name: str, speed: float) -> AsyncIterator[None]:
+def an_env_worker(
+    deployment: Deployment, name: str, speed: float
+) -> AbstractAsyncContextManager[None]:
     """Runs an env worker until the context ends."""
-    cluster = deployment.cluster
-    async with connect(cluster, name) as connection:
-        log = await connection.writing_log(deployment.log.topics)
-        state = cluster.state / name
-        state.mkdir(exist_ok=True)
-        stopping = asyncio.Event()
-        blobs = cluster.open_blobs("bench")
-        tree = deployment.recipe.model_dump(mode="json")
-        tree["environments"]["default"]["options"] = {"speed": speed}
-        recipe = Recipe.model_validate(tree)
-        context = ServiceContext(log, recipe, blobs, name, state, stopping, asyncio.Event())
-        running = asyncio.create_task(service.run(context))
-        try:
-            yield
-        finally:
-            stopping.set()
-            await running
+    tree = deployment.recipe.model_dump(mode="json")
+    tree["environments"]["default"]["options"] = {"speed": speed}
+    return a_worker(deployment, name, service.run, Recipe.model_validate(tree))
 
 
 async def opened_by(

@@ -13,7 +13,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager
 from contextvars import ContextVar
 from statistics import quantiles
 from time import perf_counter
@@ -27,9 +27,8 @@ from headrace.services.inference.engine import EngineSetup
 from headrace.services.inference.engines.scripted import ScriptedEngine
 from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.namespace.cluster_config import ClusterConfig
-from headrace.services.namespace.connect import connect
 from headrace.services.worker.service_context import ServiceContext
-from tests.bench.deployment import Deployment, deployed
+from tests.bench.deployment import Deployment, a_worker, deployed
 from tests.bench.episodes import TOKENS_A_TURN, Driver, null_recipe
 from tests.bench.report import Figure
 
@@ -48,31 +47,16 @@ class SlowEngine(ScriptedEngine):
         self._delay_s = GENERATION_S / TOKENS_A_TURN / SPEED.get()
 
 
-@asynccontextmanager
-async def a_worker(deployment: Deployment, name: str, speed: float) -> AsyncIterator[None]:
+def inference_worker(
+    deployment: Deployment, name: str, speed: float
+) -> AbstractAsyncContextManager[None]:
     """Runs an inference worker until the context ends."""
-    cluster = deployment.cluster
-    async with connect(cluster, name) as connection:
-        log = await connection.writing_log(deployment.log.topics)
-        state = cluster.state / name
-        state.mkdir(exist_ok=True)
-        stopping = asyncio.Event()
-        context = ServiceContext(
-            log,
-            deployment.recipe,
-            cluster.open_blobs("bench"),
-            name,
-            state,
-            stopping,
-            asyncio.Event(),
-        )
+
+    async def run(context: ServiceContext) -> None:
         SPEED.set(speed)
-        running = asyncio.create_task(service.run(context))
-        try:
-            yield
-        finally:
-            stopping.set()
-            await running
+        await service.run(context)
+
+    return a_worker(deployment, name, run)
 
 
 class Answers:
@@ -124,7 +108,9 @@ async def a_pool(
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(deployment.serving("agent", "env", "scheduler"))
             for number, speed in enumerate(speeds):
-                await stack.enter_async_context(a_worker(deployment, f"worker-{number}", speed))
+                await stack.enter_async_context(
+                    inference_worker(deployment, f"worker-{number}", speed)
+                )
             results = await stack.enter_async_context(deployment.following(RESULTS))
             driving = asyncio.create_task(Driver(deployment).run(results, 1_000_000, live))
             following = asyncio.create_task(answers.follow())
@@ -237,7 +223,7 @@ async def pools(cluster: ClusterConfig, scale: float) -> list[Figure]:
         )
     async with a_pool(cluster, (1.0,), live=64) as (deployment, answers):
         began = perf_counter()
-        async with a_worker(deployment, "new", 1.0):
+        async with inference_worker(deployment, "new", 1.0):
             await answers.first_of("new")
             first_s = perf_counter() - began
             rate = (await answers.during(5.0))["new"] / 5.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -87,3 +88,15 @@ async def bench(host: str, **options: Any) -> AsyncIterator[Bench]:
             for name in await made.left():
                 await made.engine.remove(name.lstrip("/"))
             await made.setup.close_pool()
+
+
+def on_engine(
+    engine: str, test: Callable[[Bench], Coroutine[Any, Any, None]], bound_s: float, **options: Any
+) -> None:
+    """Runs a test with a setup on this engine, for a bounded time."""
+
+    async def main() -> None:
+        async with asyncio.timeout(bound_s), bench(engine, **options) as made:
+            await test(made)
+
+    asyncio.run(main())

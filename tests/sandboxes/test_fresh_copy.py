@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,10 +14,11 @@ import pytest
 from headrace.errors import InfrastructureError
 from headrace.services.env.sandbox.command_start import SandboxEnded
 from headrace.services.env.sandbox.sandbox import Sandbox
-from tests.sandboxes.bench import Bench, bench, claim, view
+from tests.sandboxes.bench import Bench, claim, on_engine, view
 from tests.sandboxes.survivors import DAEMONS, SHADOWS, WAITS, daemon
 
 BOUND_S = 120.0
+on = partial(on_engine, bound_s=BOUND_S)
 
 
 @pytest.fixture(autouse=True)
@@ -31,14 +32,6 @@ REPOSITORY: dict[str, Any] = {
     "tests": [["a:f", [1], 2]],
 }
 REPAIR = "printf 'def f(n):\\n    return n + 1\\n' > a.py"
-
-
-def on(engine: str, test: Callable[[Bench], Coroutine[Any, Any, None]], **options: Any) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(BOUND_S), bench(engine, **options) as made:
-            await test(made)
-
-    asyncio.run(main())
 
 
 async def sandbox_of(made: Bench) -> Sandbox:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +13,10 @@ import pytest
 
 from headrace.errors import DependencyError, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
-from tests.sandboxes.bench import Bench, bench, claim, view
+from tests.sandboxes.bench import Bench, claim, on_engine, view
 from tests.sandboxes.docker_engine import IMAGE
 
-BOUND_S = 120.0
-
-
-def on(engine: str, test: Callable[[Bench], Coroutine[Any, Any, None]], **options: Any) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(BOUND_S), bench(engine, **options) as made:
-            await test(made)
-
-    asyncio.run(main())
+on = partial(on_engine, bound_s=120.0)
 
 
 def test_commands_run_one_after_the_other_and_files_stay(engine: str) -> None:

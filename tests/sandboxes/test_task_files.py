@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import subprocess
@@ -24,7 +23,7 @@ from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.tasks.artifact_store import ArtifactStore
 from tests.commands import cluster_variables
 from tests.integration.test_other_teams import headrace
-from tests.sandboxes.bench import Bench, bench, view
+from tests.sandboxes.bench import Bench, on_engine, view
 from tests.sandboxes.docker_engine import IMAGE
 
 BOUND_S = 240.0
@@ -33,13 +32,12 @@ BOUND_S = 240.0
 def on(
     engine: str, folder: Path, test: Callable[[Bench], Coroutine[Any, Any, None]], **options: Any
 ) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(BOUND_S), bench(engine, **options) as made:
-            limits = Artifacts(files=8, file_mb=1, episode_mb=2)
-            made.setup.store = ArtifactStore(LocalBlobStore(folder / "blobs"), limits)
-            await test(made)
+    async def with_store(made: Bench) -> None:
+        limits = Artifacts(files=8, file_mb=1, episode_mb=2)
+        made.setup.store = ArtifactStore(LocalBlobStore(folder / "blobs"), limits)
+        await test(made)
 
-    asyncio.run(main())
+    on_engine(engine, with_store, BOUND_S, **options)
 
 
 async def begun(made: Bench, folder: Path, files: Mapping[str, bytes]) -> DockerEnvironment:

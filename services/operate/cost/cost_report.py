@@ -59,7 +59,7 @@ class PoolCost:
 
 @dataclass(frozen=True)
 class CostReport:
-    """What a run cost until `until_s`. Without a price, sums of money are None."""
+    """What a run cost until `until_s`. A recipe without prices gives no sums of money."""
 
     namespace: str
     until_s: float

@@ -19,6 +19,10 @@ from headrace.services.operate.options import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.schemas.recipe.recipe import Recipe
+    from headrace.services.namespace.cluster_config import ClusterConfig
     from headrace.services.operate.run.progress import Check
 
 
@@ -29,6 +33,23 @@ def _check(text: str) -> Check:
         return Check.parse(text)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
+
+
+def _ready(
+    name: str, settings: tuple[str, ...], cluster: ClusterConfig, say: Callable[[str], None]
+) -> Recipe:
+    """Returns the recipe with all names resolved, and downloads what no process shall wait for."""
+    from headrace.services.models.weights import model_folder
+    from headrace.services.namespace.cluster_config import read_recipe
+    from headrace.services.operate.find_versions import resolve
+    from headrace.services.operate.run_references import fetch_models
+
+    recipe = resolve(read_recipe(name, settings), cluster, say, new_run=True)
+    warn_of_secrets(recipe)
+    fetch_models(recipe, cluster, say)
+    for policy in recipe.policies.values():
+        model_folder(policy.model, weights=True)
+    return recipe
 
 
 @click.command()
@@ -88,21 +109,12 @@ def run(
     import asyncio
     from dataclasses import asdict
 
-    from headrace.services.models.weights import model_folder
-    from headrace.services.namespace.cluster_config import read_recipe
-    from headrace.services.operate.find_versions import resolve
     from headrace.services.operate.run.report import command_line
     from headrace.services.operate.run.run import LocalRun
-    from headrace.services.operate.run_references import fetch_models
 
-    cluster, say = cluster_of(options), say_unless(quiet)
-    resolved = resolve(read_recipe(recipe, settings), cluster, say, new_run=True)
-    warn_of_secrets(resolved)
-    fetch_models(resolved, cluster, say)
-    for policy in resolved.policies.values():
-        model_folder(policy.model, weights=True)  # Download it before any process waits for it.
+    cluster = cluster_of(options)
     whole = LocalRun(
-        resolved,
+        _ready(recipe, settings, cluster, say_unless(quiet)),
         cluster,
         quiet=quiet,
         checks=checks,

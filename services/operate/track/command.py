@@ -1,4 +1,4 @@
-"""`headrace track`: writes a run's curves to TensorBoard."""
+"""`headrace track`: writes a run's curves to TensorBoard, W&B and MLflow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def track() -> None:
-    """Write a run's curves to TensorBoard.
+    """Write a run's curves to TensorBoard, W&B or MLflow.
 
     The commands read the versions of a run from the log, with all their metrics, and follow it
     until it ends. They change nothing in the run, and they work for a run that has ended, too. Each
@@ -27,7 +27,8 @@ def track() -> None:
     \b
     Examples:
       headrace track tensorboard
-      headrace track tensorboard exp-7 exp-8 --to curves
+      headrace track wandb exp-7 exp-8 --to curves
+      headrace track mlflow --to http://127.0.0.1:5000
     """
 
 
@@ -56,6 +57,64 @@ def tensorboard(namespaces: tuple[str, ...], to: str, **options: Any) -> None:
 
     _follow("tensorboard", make, namespaces, options)
     say(f"see the curves with: tensorboard --logdir {to}")
+
+
+@track.command()
+@click.argument("namespaces", metavar="[NAMESPACE]...", nargs=-1)
+@click.option(
+    "--to", default="wandb", metavar="FOLDER", show_default=True, help="The folder to write into."
+)
+@click.option(
+    "--every", metavar="SECONDS", type=click.FloatRange(min=0), default=300.0, show_default=True,
+    help="Time between two parts while the run goes on. W&B needs seconds of a CPU for each.",
+)  # fmt: skip
+@cluster_options
+def wandb(namespaces: tuple[str, ...], to: str, every: float, **options: Any) -> None:
+    """Write offline runs of W&B, for `wandb sync`.
+
+    Needs the extra `wandb`. Nothing is sent. A part of the run is a folder
+    FOLDER/NAMESPACE/POLICY/versions-FIRST-LAST, and `wandb sync` makes one run of all parts of a
+    policy. The last part comes when the run has ended.
+
+    \b
+    Examples:
+      headrace track wandb
+      headrace track wandb exp-7 exp-8 --to curves
+    """
+
+    def make() -> MakeTracker:
+        from headrace.services.operate.track.wandb_tracker import WandbTracker
+
+        return lambda namespace, policy: WandbTracker(
+            Path(to) / namespace / policy, namespace, policy, every
+        )
+
+    _follow("wandb", make, namespaces, options)
+    say(f"send them with: wandb sync {to}/*/*/versions-*/*")
+
+
+@track.command()
+@click.argument("namespaces", metavar="[NAMESPACE]...", nargs=-1)
+@click.option("--to", required=True, metavar="URL", help="The address of the MLflow server.")
+@cluster_options
+def mlflow(namespaces: tuple[str, ...], to: str, **options: Any) -> None:
+    """Write to an MLflow server: a run for each policy.
+
+    Needs the extra `mlflow`. The experiment has the name of the namespace, and the run that of the
+    policy.
+
+    \b
+    Examples:
+      headrace track mlflow --to http://127.0.0.1:5000
+      headrace track mlflow exp-7 exp-8 --to https://mlflow.example.com
+    """
+
+    def make() -> MakeTracker:
+        from headrace.services.operate.track.mlflow_tracker import MlflowTracker
+
+        return lambda namespace, policy: MlflowTracker(to, namespace, policy)
+
+    _follow("mlflow", make, namespaces, options)
 
 
 def _follow(

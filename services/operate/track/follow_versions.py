@@ -25,24 +25,29 @@ class VersionFeed:
         self._trackers: dict[str, Tracker] = {}
         self.written = 0
 
-    def on_published(self, published: PolicyPublished, recorded_at: float) -> None:
-        """Writes a version if it is newer than the output. Blocks.
+    async def on_published(self, published: PolicyPublished, recorded_at: float) -> None:
+        """Writes a version if it is newer than the output.
 
         Of a version that was published again after a restart, the first record counts: it has the
         metrics of the training.
         """
         tracker = self._trackers.get(published.policy)
         if tracker is None:
-            tracker = self._make(self._namespace, published.policy)
+            tracker = await asyncio.to_thread(self._make, self._namespace, published.policy)
             self._trackers[published.policy] = tracker
         if published.version > tracker.last:
-            tracker.write(point_of(published, recorded_at))
+            await tracker.write(point_of(published, recorded_at))
             self.written += 1
 
-    def close(self) -> None:
+    async def finish(self) -> None:
+        """Writes what trackers kept back. The run has ended."""
+        for tracker in self._trackers.values():
+            await tracker.finish()
+
+    async def aclose(self) -> None:
         """Closes all trackers."""
         for tracker in self._trackers.values():
-            tracker.close()
+            await tracker.aclose()
 
 
 async def follow_versions(log: EventLog, make: MakeTracker) -> int:
@@ -65,11 +70,12 @@ async def follow_versions(log: EventLog, make: MakeTracker) -> int:
         async with aclosing(read_events(log, {policies: WHOLE})) as deliveries:
             async for delivery in deliveries:
                 await _pass_on(feed, delivery)
+        await feed.finish()
     finally:
-        await asyncio.to_thread(feed.close)
+        await feed.aclose()
     return feed.written
 
 
 async def _pass_on(feed: VersionFeed, delivery: Delivery[Event]) -> None:
     if isinstance(delivery.event, PolicyPublished):
-        await asyncio.to_thread(feed.on_published, delivery.event, delivery.recorded_at)
+        await feed.on_published(delivery.event, delivery.recorded_at)

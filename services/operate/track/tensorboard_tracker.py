@@ -7,7 +7,6 @@ on after it.
 
 from __future__ import annotations
 
-import fcntl
 import struct
 from pathlib import Path
 from typing import BinaryIO
@@ -17,9 +16,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 from tensorboard.summary.writer.record_writer import RecordWriter
 
-from headrace.errors import UsageError
 from headrace.services.models.blobs import disk_errors
-from headrace.services.operate.track.tracker import Point
+from headrace.services.operate.track.tracker import Point, lock_output
 
 FILE = "events.out.tfevents.0.headrace"
 """TensorBoard reads every file whose name has `tfevents` in it."""
@@ -42,13 +40,7 @@ class TensorBoardTracker:
         with disk_errors(f"write {path}"):
             folder.mkdir(parents=True, exist_ok=True)
             self._file = path.open("a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise UsageError(
-                f"another process writes {path}: end it, or choose another --to"
-            ) from None
+        lock_output(self._file, path)
         self._path = path
         self._last, end = read_position(self._file)
         with disk_errors(f"write {path}"):
@@ -62,7 +54,7 @@ class TensorBoardTracker:
         """The newest version in the file, -1 if it has none."""
         return self._last
 
-    def write(self, point: Point) -> None:
+    async def write(self, point: Point) -> None:
         """Appends one record with all scalars of a version."""
         values = [
             Summary.Value(tag=name, simple_value=value)
@@ -72,7 +64,10 @@ class TensorBoardTracker:
         self._add(Event(wall_time=point.recorded_at, step=point.version, summary=summary))
         self._last = point.version
 
-    def close(self) -> None:
+    async def finish(self) -> None:
+        """Does nothing: each version is in the file already."""
+
+    async def aclose(self) -> None:
         """Closes the file."""
         self._file.close()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
+from typing import BinaryIO, Protocol
 
+from headrace.errors import UsageError
 from headrace.schemas.events import PolicyPublished
 
 
@@ -19,7 +22,7 @@ class Point:
 
 
 class Tracker(Protocol):
-    """The curves of one policy in one place. All methods block.
+    """The curves of one policy in one place.
 
     A tracker keeps no state of its own: `last` is read from the output when it is made. So a
     tracker that is made after a kill continues with the next version.
@@ -27,13 +30,28 @@ class Tracker(Protocol):
 
     @property
     def last(self) -> int:
-        """The newest version that the output has, -1 if it has none."""
+        """The newest version that was written, -1 if there is none."""
 
-    def write(self, point: Point) -> None:
-        """Writes the next version."""
+    async def write(self, point: Point) -> None:
+        """Writes the next version, or keeps it back for `finish`."""
 
-    def close(self) -> None:
+    async def finish(self) -> None:
+        """Writes what was kept back. The run has ended."""
+
+    async def aclose(self) -> None:
         """Ends the writing. What was written stays."""
+
+
+def lock_output(file: BinaryIO, path: Path) -> None:
+    """Locks a file for as long as it is open. Raises UsageError if another process has locked it.
+
+    `path` names the output in the error.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise UsageError(f"another process writes {path}: end it, or choose another --to") from None
 
 
 def point_of(published: PolicyPublished, recorded_at: float) -> Point:

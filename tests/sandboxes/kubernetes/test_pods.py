@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,20 +13,12 @@ from headrace.errors import DependencyError, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
 from headrace.services.processes.docker.docker_errors import Conflict
 from tests.sandboxes import test_coding, test_repair, test_sandbox, test_task_files
-from tests.sandboxes.bench import Bench, bench, claim, view
+from tests.sandboxes.bench import Bench, claim, on_engine, view
 from tests.sandboxes.kubernetes.cluster import NAMESPACE, Cluster
 
 pytestmark = pytest.mark.long
 
-BOUND_S = 300.0
-
-
-def on(engine: str, test: Callable[[Bench], Coroutine[Any, Any, None]], **options: Any) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(BOUND_S), bench(engine, **options) as made:
-            await test(made)
-
-    asyncio.run(main())
+on = partial(on_engine, bound_s=300.0)
 
 
 def test_commands_run_one_after_the_other_and_files_stay(engine: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from pathlib import Path
 
@@ -16,12 +17,15 @@ from headrace.services.operate.track.tracker import Point
 
 
 def write(folder: Path, versions: range) -> None:
-    tracker = TensorBoardTracker(folder)
-    for version in versions:
-        if version > tracker.last:
-            values = {"loss": float(version), "reward_mean": 0.5}
-            tracker.write(Point(version, 1000.0 + version, values))
-    tracker.close()
+    async def main() -> None:
+        tracker = TensorBoardTracker(folder)
+        for version in versions:
+            if version > tracker.last:
+                values = {"loss": float(version), "reward_mean": 0.5}
+                await tracker.write(Point(version, 1000.0 + version, values))
+        await tracker.aclose()
+
+    asyncio.run(main())
 
 
 def steps(folder: Path) -> list[int]:
@@ -51,12 +55,12 @@ def test_a_damaged_record_ends_what_counts(tmp_path: Path) -> None:
     path.write_bytes(data)
     tracker = TensorBoardTracker(tmp_path)
     assert tracker.last == 1
-    tracker.close()
+    asyncio.run(tracker.aclose())
 
 
 def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
     tracker = TensorBoardTracker(tmp_path)
     with pytest.raises(UsageError, match="another process writes"):
         TensorBoardTracker(tmp_path)
-    tracker.close()
-    TensorBoardTracker(tmp_path).close()
+    asyncio.run(tracker.aclose())
+    asyncio.run(TensorBoardTracker(tmp_path).aclose())
