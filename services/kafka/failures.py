@@ -73,7 +73,9 @@ _ADVICE = {
     KafkaError.UNKNOWN_TOPIC_OR_PART: "the topic does not exist: apply the recipe first",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant this principal access to the topic",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "grant this principal access to the consumer group",
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant this principal access to the cluster",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: (
+        "grant this principal access to the cluster, or Write on a topic if it is to write"
+    ),
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: "grant this principal the transactional id",
     KafkaError.POLICY_VIOLATION: "the cluster's policy forbids this; see the brokers' log",
 }

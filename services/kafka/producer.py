@@ -37,11 +37,17 @@ class Sender:
         self._turn = asyncio.Lock()
         """Keeps the records in order while the queue is full."""
         self._stopping = False
+        self._broken: HeadraceError | None = None
+        """Why nothing can be sent any more."""
         self._thread = threading.Thread(target=self._poll, name="kafka-sends", daemon=True)
         self._thread.start()
 
     async def send(self, record: Outgoing) -> Position:
-        """Writes one record; returns once it is durable. DependencyError after a bounded wait."""
+        """Writes one record; returns once it is durable. DependencyError after a bounded wait.
+
+        After an error that librdkafka calls fatal, for example because this principal may write to
+        no topic, each send raises it.
+        """
         future: asyncio.Future[Position] = self._loop.create_future()
         late = monotonic() + 2 * DELIVERY_S
         async with self._turn:
@@ -63,6 +69,8 @@ class Sender:
         """Gives a record to librdkafka. False if its queue is full."""
         if self._stopping:
             raise DependencyError(f"can't send to {record.topic}: this broker object is closed")
+        if self._broken is not None:
+            raise self._broken
         try:
             produce(self._producer, record, partial(self._on_delivery, future))
         except BufferError:
@@ -76,7 +84,8 @@ class Sender:
         self, future: asyncio.Future[Position], error: KafkaError | None, message: Message
     ) -> None:
         if error is not None:
-            self._delivered.append((future, failure(f"can't send to {message.topic()}", error)))
+            wrong = self._broken or failure(f"can't send to {message.topic()}", error)
+            self._delivered.append((future, wrong))
         else:
             self._delivered.append((future, Position(*location(message))))
 
@@ -92,7 +101,11 @@ class Sender:
         self._producer.close()
 
     def _serve(self) -> None:
-        self._producer.poll(POLL_S)
+        try:
+            self._producer.poll(POLL_S)
+        except KafkaException as exception:
+            self._broken = failure("can't send", error_of(exception))
+            self._producer.purge()
         if not self._delivered:
             return
         delivered, self._delivered = self._delivered, []

@@ -1,10 +1,11 @@
-"""A broker with ACLs: what `prune` sees of it and leaves alone, and what `doctor` says of it."""
+"""A broker with ACLs: what `prune` sees and leaves alone, what `doctor` says, who may watch."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -15,10 +16,11 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
-from headrace.errors import UsageError
+from headrace.errors import DependencyError, UsageError
 from headrace.infra import local
 from headrace.infra.local import kafka_server
 from headrace.infra.local.detached import free_port
+from headrace.services.kafka.broker import Outgoing
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.namespace.apply import apply
@@ -27,7 +29,9 @@ from headrace.services.namespace.connect import connect
 from headrace.services.namespace.lookup import topics_of
 from headrace.services.operate.doctor.doctor import diagnose
 from headrace.services.operate.doctor.finding import Finding
+from tests.integration.test_dashboard import dashboard, wait_for_waits, write
 from tests.unit.operate.prune.shared_cluster import SharedCluster
+from tests.written_run import Size
 
 LIMIT_S = 90
 JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -104,7 +108,6 @@ def test_prune_leaves_alone_what_acls_hide(
             pruner = cluster.pruner(broker=team)
 
             literal, prefixed = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
-            permit(ResourceType.GROUP, "team", prefixed, AclOperation.READ)
             permit(ResourceType.TOPIC, "ours.", prefixed, AclOperation.ALL)
             while len(found := await team.list_topics()) < len(await owner.list_topics()) // 2:
                 await asyncio.sleep(0.05)
@@ -185,3 +188,60 @@ def test_the_doctor_names_the_permission_that_a_worker_lacks(
         asyncio.run(asyncio.wait_for(main(), LIMIT_S))
     # The principal may not use the group of the doctor's readers, which is never joined.
     assert "begins again" not in caplog.text
+
+
+def let_read(stack: local.LocalStack) -> None:
+    """Lets `team` read the topics of `ours`, and see its consumer groups."""
+    admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
+    uses = (
+        (ResourceType.TOPIC, AclOperation.READ),
+        (ResourceType.GROUP, AclOperation.DESCRIBE),
+    )
+    prefixed, allow = ResourcePatternType.PREFIXED, AclPermissionType.ALLOW
+    acls = [
+        AclBinding(kind, "ours.", prefixed, "User:team", "*", what, allow) for kind, what in uses
+    ]
+    for made in admin.create_acls(acls).values():
+        made.result(30)
+    time.sleep(1)  # the broker applies them a moment later
+
+
+def test_each_send_of_a_principal_that_may_only_read_fails(
+    guarded: tuple[local.LocalStack, str], tmp_path: Path
+) -> None:
+    stack, team_servers = guarded
+    asyncio.run(write(stack, "ours", tmp_path, Size(tasks=1)))
+    let_read(stack)
+    record = Outgoing("ours.tasks.v1", b"1", b"x", [])
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(team_servers, "team", TEAM))
+        for number in (3, 1):
+            sends = [broker.send(record) for _ in range(number)]
+            for outcome in await asyncio.gather(*sends, return_exceptions=True):
+                assert isinstance(outcome, DependencyError)
+                assert "Write on a topic" in str(outcome)
+        await broker.close()
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+def test_a_principal_that_may_only_read_watches_a_run(
+    guarded: tuple[local.LocalStack, str], tmp_path: Path
+) -> None:
+    stack, team_servers = guarded
+    asyncio.run(write(stack, "ours", tmp_path / "owner", Size(tasks=2)))
+    let_read(stack)
+    properties = [word for pair in TEAM.items() for word in ("--kafka-property", "=".join(pair))]
+    options = ("--bootstrap-servers", team_servers, *properties)
+    with dashboard(stack, "ours", tmp_path / "team", *options) as (browser, _):
+        run = browser.until("/api/run", lambda tree: tree["index"]["caught_up"])
+        assert (run["namespace"], run["tasks"]["submitted"]) == ("ours", 2)
+        wait_for_waits(browser)
+        assert browser.get("/api/episodes/0/0")["turns"]
+        assert browser.get("/api/topics")["items"]
+        status, _, body = browser.ask(
+            "/api/actions/cancel", "POST", {"task": 1},
+            X_Headrace_Token=browser.get("/api/session")["action_token"],
+        )  # fmt: skip
+        assert (status, b"Write on a topic" in body) == (503, True), (status, body)

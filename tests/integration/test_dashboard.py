@@ -74,9 +74,9 @@ class Browser:
         assert headers["Content-Type"] == "application/json; charset=utf-8"
         return json.loads(body)
 
-    def until(self, path: str, holds: Any) -> Any:
+    def until(self, path: str, holds: Any, limit_s: float = CAUGHT_UP_S) -> Any:
         """Asks until an answer fits."""
-        until = time.monotonic() + CAUGHT_UP_S
+        until = time.monotonic() + limit_s
         while not holds(found := self.get(path)):
             assert time.monotonic() < until, found
             time.sleep(0.2)

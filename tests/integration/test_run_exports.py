@@ -1,4 +1,4 @@
-"""A short real run, drawn, and exported as ATIF and as traces."""
+"""A short real run: drawn, exported as ATIF and as traces, and used from the dashboard."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -20,6 +21,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from headrace.infra import local
 from tests.commands import cluster_variables
+from tests.integration.test_dashboard import dashboard
 from tests.unit.test_architecture import ROOT
 
 RUN_S = 240.0
@@ -84,6 +86,46 @@ def test_a_run_is_drawn(variables: dict[str, str], tmp_path: Path) -> None:
     text = "".join(ElementTree.parse(file).getroot().itertext())
     for expected in ("exported: policy", "mean reward", "staleness", "tokens per second"):
         assert expected in text
+
+
+def test_the_dashboard_replays_and_evaluates_a_version(
+    variables: dict[str, str], local_stack: local.LocalStack
+) -> None:
+    state = Path(variables["HEADRACE_STATE"])
+    with dashboard(local_stack, "exported", state) as (browser, _):
+        token = browser.get("/api/session")["action_token"]
+
+        def start(action: str, version: int) -> str:
+            body = {"policy": "default", "version": version}
+            status, _, answer = browser.ask(
+                f"/api/actions/{action}", "POST", body, X_Headrace_Token=token
+            )
+            assert status == 200, answer
+            return str(json.loads(answer)["job"])
+
+        def ended(number: str) -> Any:
+            def has_ended(jobs: Any) -> bool:
+                return next(one for one in jobs["items"] if one["job"] == number)["ended_at"]
+
+            jobs = browser.until("/api/jobs", has_ended, RUN_S)
+            return next(one for one in jobs["items"] if one["job"] == number)
+
+        replayed = ended(start("replay", 1))
+        assert replayed["state"] == "done", replayed
+        assert "--until 1" in replayed["command"]
+        assert "same" in replayed["output"]["text"], replayed
+        evaluated = ended(start("evaluate", 1))
+        assert evaluated["state"] == "done", evaluated
+        assert "avg@" in evaluated["output"]["text"], evaluated
+        job = start("evaluate", 2)
+        body = {"policy": "default", "version": 1}
+        status, _, answer = browser.ask("/api/actions/replay", "POST", body, X_Headrace_Token=token)
+        assert (status, b"still runs" in answer) == (400, True)
+        status, _, answer = browser.ask(
+            "/api/actions/stop", "POST", {"job": job}, X_Headrace_Token=token
+        )
+        assert status == 200, answer
+        assert ended(job)["state"] == "failed"
 
 
 def test_trajectories_as_atif(variables: dict[str, str], tmp_path: Path) -> None:
