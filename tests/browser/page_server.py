@@ -57,7 +57,14 @@ ROUTES: tuple[Route, ...] = (
     ("dead-letters", lambda _, __: records.dead_letters()),
     (r"dead-letters/(\d+)", lambda found, _: records.dead_letter(int(found[1]))),
     ("runs", lambda _, __: run.page([])),
-    ("compare", lambda _, asked: lists.compare(int(asked["first"]), int(asked["second"]))),
+    (
+        "compare",
+        lambda _, asked: (
+            lists.compare_runs(asked["run"])
+            if "run" in asked
+            else lists.compare(int(asked["first"]), int(asked["second"]))
+        ),
+    ),
     ("jobs", lambda _, __: run.page([])),
 )
 

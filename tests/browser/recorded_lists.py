@@ -290,6 +290,31 @@ def workers() -> Answer:
     }
 
 
+def compare_runs(other: str) -> Answer:
+    """`/api/compare` of this run and another one, which has hostile texts."""
+    names = ("search-agent", other)
+    rewards = [[(one + 20 * place) / 80 for one in range(60)] for place in range(2)]
+    rewards[1][40:] = [None] * 20
+    return {
+        "kind": "runs",
+        "policy": "default",
+        "notes": [f"{other} is not a replay. Its figures are measured on its own episodes."],
+        "versions": list(range(1, 61)),
+        "metrics": {"reward_mean": rewards, "grad_norm": [[0.5] * 60, [0.25] * 60]},
+        "runs": [
+            {
+                "name": name,
+                "replay_of": None,
+                "newest": 60 - 20 * place,
+                "changes": [f'tasks.use: "<b>a</b>" -> "{name}"'] * place,
+                "differences": ["weights: differ from version 1 on"] * place,
+                "means": {"reward_mean": 0.7 - 0.1 * place, "grad_norm": 0.5},
+            }
+            for place, name in enumerate(names)
+        ],
+    }
+
+
 def compare(first: int, second: int) -> Answer:
     """`/api/compare` of two versions."""
 

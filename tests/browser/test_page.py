@@ -32,6 +32,7 @@ ROUTES = {
     "#/dead-letters": "letters",
     "#/dead-letter/1": "",
     "#/compare?first=39&second=40": "items",
+    "#/compare?run=other": "changes",
     "#/jobs": "",
 }
 """Each link, and a panel that is there when the page has its answers."""
@@ -220,6 +221,17 @@ def test_an_action_sends_its_token_after_a_question(open_page: Open, recorded: R
     page.get_by_role("dialog").get_by_role("button", name="Send again").click()
     expect(page.get_by_text("0 chosen")).to_be_visible()
     assert recorded.posted == [("/api/actions/redrive", "t", {"numbers": [0]})]
+
+
+def test_two_runs_are_compared(open_page: Open) -> None:
+    page = open_page("#/compare?run=other")
+    charts = page.locator("figure.chart")
+    expect(charts).to_have_count(2)
+    expect(charts.first).to_contain_text("other")
+    changes = page.locator("[data-name=changes]")
+    expect(changes).to_contain_text("weights: differ from version 1 on")
+    expect(changes).to_contain_text('tasks.use: "<b>a</b>" -> "other"')
+    expect(changes.locator("b")).to_have_count(0)
 
 
 def test_our_files_use_no_markup_from_text() -> None:

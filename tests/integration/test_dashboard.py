@@ -304,8 +304,10 @@ def test_a_live_run_is_followed_and_actions_need_their_token(
     asyncio.run(write(local_stack, f"{namespace}-b", tmp_path, Size(tasks=2)))
     with dashboard(local_stack, namespace, tmp_path) as (browser, _):
         browser.until("/api/run", lambda tree: tree["index"]["caught_up"])
-        runs = browser.get(f"/api/compare?run={namespace}-b")["runs"]
-        assert [one["namespace"] for one in runs] == [namespace, f"{namespace}-b"]
+        compared = browser.get(f"/api/compare?run={namespace}-b")
+        assert [one["name"] for one in compared["runs"]] == [namespace, f"{namespace}-b"]
+        assert compared["versions"] == [0, 1]
+        assert compared["metrics"]["loss"][0] == compared["metrics"]["loss"][1]
         session = browser.get("/api/session")
         token = session["action_token"]
         assert browser.ask("/api/actions/again", "POST", {"task": 0})[0] == 403

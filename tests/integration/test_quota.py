@@ -105,3 +105,6 @@ def test_options_that_do_not_fit_are_refused(
         found = CliRunner().invoke(cli, ["quota", *arguments], env=environment)
         assert found.exit_code != 0
         assert message in f"{found.output} {found.exception}"
+    found = CliRunner().invoke(cli, ["quota", "typo", "--weight", "2"], env=environment)
+    assert (found.exit_code, found.stdout) == (0, "typo: weight 2, live episodes unlimited\n")
+    assert "does not name the tenant typo" in found.stderr

@@ -41,7 +41,10 @@ from headrace.services.operate.dashboard.views.token_strip import (
     Decode,
     strip_tree,
 )
-from headrace.services.operate.dashboard.views.version_comparison import compare_versions
+from headrace.services.operate.dashboard.views.version_comparison import (
+    compare_runs,
+    compare_versions,
+)
 from headrace.services.operate.dashboard.views.version_view import version_tree
 from headrace.services.operate.show.task_story import make_task_story
 from headrace.services.operate.show.unpacked import Texts
@@ -249,8 +252,7 @@ class DashboardApi:
                 raise UsageError("give first and second, two versions, or run, another namespace")
             return compare_versions(self.index, policy, first, second)
         cluster = replace(self._cluster, namespace=self._log.topics.namespace)
-        found = await compare(cluster, [other], policy, lambda line: None)
-        return {"kind": "runs", **found.to_tree()}
+        return compare_runs(await compare(cluster, [other], policy, lambda line: None))
 
     async def artifact(self, query: Query, sha256: str) -> tuple[Blob, Path]:
         """Returns a file of a task or an episode, and its path on this machine.

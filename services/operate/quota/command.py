@@ -13,6 +13,7 @@ from headrace.services.operate.options import (
     json_option,
     print_json,
     print_table,
+    say,
 )
 
 if TYPE_CHECKING:
@@ -130,9 +131,12 @@ def _change_tenant(
     weight, live_episodes, unlimited = limits
 
     async def change(log: EventLog, life: RunLife) -> QuotaSet:
+        recipe = life.recipe()
+        if tenant not in recipe.scheduler.tenants:
+            say(f"the recipe does not name the tenant {tenant}: the limits hold for tasks that do")
         return await set_quota(
             log,
-            life.recipe(),
+            recipe,
             tenant,
             weight=weight,
             live_episodes=live_episodes,

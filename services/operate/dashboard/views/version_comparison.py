@@ -1,4 +1,4 @@
-"""Two versions of a run side by side. Other runs are compared as `headrace compare` does."""
+"""Two versions of a run side by side, and a run beside others, as `headrace compare` does."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from headrace.errors import UsageError
+from headrace.services.operate.compare.comparison import ComparedRun, Comparison
 from headrace.services.operate.dashboard.index.index_rows import EpisodeRow, rewards_of
 from headrace.services.operate.dashboard.index.run_index import RunIndex
 from headrace.services.operate.dashboard.views.cut_texts import Tree, safe
@@ -14,6 +15,10 @@ from headrace.services.operate.dashboard.views.run_views import evaluation_tree
 from headrace.services.operate.dashboard.views.version_view import histogram
 
 MOST_ITEMS = 100
+MOST_POINTS = 300
+"""Versions whose metrics are shown: all, or that many at equal distances."""
+LAST = 10
+"""Versions at the end of a run whose means are shown."""
 
 _Rows = Sequence[tuple[str, EpisodeRow]]
 
@@ -50,6 +55,44 @@ def compare_versions(index: RunIndex, policy: str, first: int, second: int) -> T
             for version, rows in zip((first, second), sides, strict=True)
         ],
         "items": items[:MOST_ITEMS],
+    }
+
+
+def compare_runs(found: Comparison) -> Tree:
+    """Returns the metrics of all runs by version, and how each run differs from the first one."""
+    versions = sorted({version for run in found.runs for version in run.versions})
+    step = max(1, -(-len(versions) // MOST_POINTS))
+    shown = versions[::-step][::-1]
+    return {
+        "kind": "runs",
+        "policy": found.policy,
+        "notes": [safe(note) for note in found.notes()],
+        "versions": shown,
+        "metrics": {
+            name: [[_metric(run, version, name) for version in shown] for run in found.runs]
+            for name in found.metrics()
+        },
+        "runs": [_run_tree(found, run) for run in found.runs],
+    }
+
+
+def _metric(run: ComparedRun, version: int, name: str) -> float | None:
+    published = run.versions.get(version)
+    return None if published is None else published.metrics.get(name)
+
+
+def _run_tree(found: Comparison, run: ComparedRun) -> Tree:
+    last = [run.versions[version] for version in sorted(run.versions)[-LAST:]]
+    known = {
+        name: [one.metrics[name] for one in last if name in one.metrics] for name in found.metrics()
+    }
+    return {
+        "name": safe(run.namespace),
+        "replay_of": run.replay_of,
+        "newest": max(run.versions, default=None),
+        "changes": [safe(change) for change in run.changes],
+        "differences": [] if run is found.first else found.differences(run),
+        "means": {name: fmean(values) for name, values in known.items() if values},
     }
 
 

@@ -1,11 +1,12 @@
 // Two versions of this run, or this run and another one.
 import { html, useRef } from "../vendor/htm-preact.js";
 import { query, usePoll } from "../lib/api.js";
+import { Chart } from "../lib/chart.js";
 import { duration, number, percent, reward, signed, words } from "../lib/format.js";
 import { Answer, Empty, Histogram, Panel } from "../lib/parts.js";
 import { change, link } from "../lib/route.js";
 import { Table } from "../lib/table.js";
-import { harmless, Text } from "../lib/text.js";
+import { harmless } from "../lib/text.js";
 import { interval } from "./run.js";
 
 function Choice({ params, runs, versions }) {
@@ -64,8 +65,15 @@ function Versions({ data }) {
 }
 
 function Runs({ data }) {
+  const { runs, versions } = data;
+  const spell = (version) => `version ${version}`;
+  const lines = (name) => runs.map((run, index) => ({ name: harmless(run.name), values: data.metrics[name][index] }));
+  const facts = (run) => [...run.differences, ...run.changes];
   return html`${data.notes.length ? html`<ul class="remarks">${data.notes.map((note) => html`<li key=${note}>${harmless(note)}</li>`)}</ul>` : null}
-    <${Panel} title="Runs"><div class="inside"><${Text} value=${JSON.stringify(data.runs, null, 2)} label="Runs" /></div><//>`;
+    <div class="charts">${Object.keys(data.metrics).map((name) => html`<${Chart} key=${name} title=${words(name)} xs=${versions} lines=${lines(name)} spell=${spell} />`)}</div>
+    <div class="columns"><${Sides} title="The last ten versions in the mean" sides=${runs} of=${(run) => run.means} />
+      ${runs.slice(1).map((run) => html`<${Panel} key=${run.name} title=${`What differs in ${harmless(run.name)}`} name="changes">
+        <ul class="changes">${facts(run).map((fact) => html`<li key=${fact}>${harmless(fact)}</li>`)}</ul><//>`)}</div>`;
 }
 
 export function ComparePage({ route, run }) {
