@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from headrace.schemas.events import (
@@ -34,7 +34,7 @@ from headrace.services.scheduler.starts import LOST, cancelled, lost, start, sta
 from headrace.services.scheduler.waiting_tasks import AlikeTasks, KnownIds, Purpose, WaitingTask
 from headrace.services.scheduler.worker_pools import WorkerPools
 from headrace.services.tasks.admission import refusal, refused
-from headrace.services.tasks.cancellation import CancelledTasks, id_of
+from headrace.services.tasks.cancellation import KEPT_BY_SCHEDULER, CancelledTasks, id_of
 
 RUN_ENDING = "the run is ending"
 
@@ -85,7 +85,7 @@ class SchedulerCore:
         self._published: dict[str, int] = {}
         """Policy to its newest version."""
         self._alike = AlikeTasks()
-        self._cancelled = CancelledTasks()
+        self._cancelled = CancelledTasks(KEPT_BY_SCHEDULER)
         self._verdicts: OrderedDict[int, tuple[WaitingTask, Failure]] = OrderedDict()
         """By number: the tasks that are not run and have not started."""
         self._started: dict[int, _Started] = {}
@@ -176,7 +176,7 @@ class SchedulerCore:
             if number in lane:
                 task = lane.remove(number)
                 self.environments.leave(task)
-                self._verdicts[number] = replace(task, samples=1), cancelled(reason)
+                self._verdicts[number] = task.not_run(), cancelled(reason)
 
     def on_started(self, started: EpisodeStarted) -> None:
         """Takes a start from the log, written by this scheduler or an earlier one."""
@@ -184,7 +184,6 @@ class SchedulerCore:
             self._begin(started.task, self._alike.of(started.submitted), started.verdict)
 
     def _begin(self, number: int, task: WaitingTask, verdict: Failure | None) -> None:
-        """Counts a task as started."""
         trains = verdict is None and task.purpose == "train"
         self._started[number] = _Started(task, task.samples, trains)
         self._count(task, task.samples)
@@ -246,16 +245,16 @@ class SchedulerCore:
             for number in list(lane):
                 self._cancel(number, RUN_ENDING)
 
-    def choose(self, now_s: float) -> ChosenTask | None:
+    def choose(self, now_s: float, *, new_round: bool = True) -> ChosenTask | None:
         """Returns the task that starts now, or None if no task may start. It counts as started.
 
-        `now_s` is in seconds since the epoch. The caller writes its `starts`.
+        `now_s` is in epoch seconds. The caller writes its `starts`. For rounds see `Lane.next`.
         """
         if self._verdicts:
             number, (task, verdict) = self._verdicts.popitem(last=False)
             self._begin(number, task, verdict)
             return ChosenTask(number, verdict)
-        found = self._next(now_s) if self.wait_s(now_s) <= 0 else None
+        found = self._next(now_s, new_round) if self.wait_s(now_s) <= 0 else None
         if found is None:
             return None
         number, task = found
@@ -291,13 +290,13 @@ class SchedulerCore:
     def _unbegin(self, number: int) -> None:
         """Counts a chosen task as one that is not run."""
         task = self._started[number]
-        self._count(task.task, 1 - task.samples)
-        task.samples, task.trains = 1, False
+        self._count(task.task, -task.samples)
+        task.task, task.samples, task.trains = task.task.not_run(), 1, False
+        self._count(task.task, 1)
         for policy in self._policies.values():
             policy.drop(number)
 
     def _versions(self) -> dict[str, int]:
-        """The newest version of each policy in training."""
         return {name: self._published[name] for name in self._policies if name in self._published}
 
     def wait_s(self, now_s: float) -> float:
@@ -317,11 +316,12 @@ class SchedulerCore:
         del self._started[number]
         return True
 
-    def _next(self, now_s: float) -> tuple[int, WaitingTask] | None:
-        """The task that may start now, or None."""
+    def _next(self, now_s: float, new_round: bool) -> tuple[int, WaitingTask] | None:
         purposes: tuple[Purpose, Purpose] = ("evaluate", "train")
         for purpose in reversed(purposes) if self._evaluated_last else purposes:
-            if found := self._lanes[purpose].next(partial(self._chance, now_s)):
+            if found := self._lanes[purpose].next(
+                partial(self._chance, now_s), new_round=new_round
+            ):
                 return found
         return None
 

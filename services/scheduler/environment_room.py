@@ -22,6 +22,8 @@ from headrace.services.worker.limits.limits_of import environment_limits, limits
 
 MOST_IN_LINE = 64
 """At most so many different tasks stand in the line."""
+MOST_NAMES = 10_000
+"""Environments and images whose limits are remembered."""
 
 
 class EnvironmentRoom:
@@ -31,6 +33,8 @@ class EnvironmentRoom:
         self._recipe = recipe
         self._tenants = tenants
         self._most = {name: limit.units for name, limit in environment_limits(recipe).items()}
+        self._names: dict[tuple[str, str], tuple[str, ...]] = {}
+        """The limits of an environment and an image."""
         self._live: Counter[str] = Counter()
         self._line: dict[WaitingTask, float] = {}
         """Tasks that wait, to their times. Those that are alike stand there once."""
@@ -78,8 +82,12 @@ class EnvironmentRoom:
         """Returns the limits that a task counts for."""
         if task.environment is None:
             return ()
-        names = limits_of_use(self._recipe, task.environment, task.image)
-        return tuple(name for name in names if name in self._most)
+        if (known := self._names.get((task.environment, task.image))) is None:
+            names = limits_of_use(self._recipe, task.environment, task.image)
+            known = tuple(name for name in names if name in self._most)
+            if len(self._names) < MOST_NAMES:
+                self._names[task.environment, task.image] = known
+        return known
 
     def _fits(self, name: str, samples: int) -> bool:
         live, most = self._live[name], self._most[name]

@@ -24,8 +24,6 @@ from headrace.schemas.events import QuotaSet
 from headrace.schemas.recipe.limit_settings import Tenant
 from headrace.services.scheduler.tenant_queue import TenantQueue
 
-MOST_PASSED = 64
-"""At most so many tenants are passed over because their first task may not start."""
 _SPARE = 64
 """A lane's heap has at most about so many entries that are out of date."""
 
@@ -98,7 +96,9 @@ class Lane(Generic[W]):
         self._waiting: dict[int, W] = {}
         """The tasks that wait, by number."""
         self._heap: list[tuple[float, int, str]] = []
-        """The share and the first task of tenants. Some entries are out of date."""
+        """The share and the first task of tenants. Some entries are out of date, or there twice."""
+        self._aside: set[str] = set()
+        """Tenants of which no task may start in this round."""
         self.live = 0
         """Episodes that were started and have not ended."""
         self._live_of: Counter[str] = Counter()
@@ -145,27 +145,37 @@ class Lane(Generic[W]):
         return self._live_of[tenant]
 
     def next(
-        self, may_start: Callable[[W, bool], Chance] = lambda *_: Chance.STARTS
+        self,
+        may_start: Callable[[W, bool], Chance] = lambda *_: Chance.STARTS,
+        *,
+        new_round: bool = True,
     ) -> tuple[int, W] | None:
         """Returns the task that is next. None if there is none, or if all must wait.
 
-        `may_start` is also passed whether the tenant's limit has room for the task.
+        `may_start` is also passed whether the tenant's limit has room for the task. In a round,
+        tasks are only started, which takes room. So a tenant of which no task may start is looked
+        at once in a round.
         """
-        passed: list[tuple[float, int, str]] = []
+        if new_round:
+            aside, self._aside = self._aside, set()
+            for tenant in aside:
+                self.rank(tenant)
+        passed: dict[str, tuple[float, int, str]] = {}
         best: tuple[float, int] | None = None
-        while self._heap and len(passed) < MOST_PASSED:
+        while self._heap:
             rank, number, tenant = self._heap[0]
             if best is not None and best < (rank, number):
                 break
             entry = heapq.heappop(self._heap)
-            if (rank, number) != self._rank_of(tenant):
+            if tenant in passed or tenant in self._aside or entry[:2] != self._rank_of(tenant):
                 continue
             chosen, is_at_limit = self._choose(tenant, may_start)
-            if not is_at_limit:  # Else it comes back as soon as its episodes end.
-                passed.append(entry)
             if chosen is not None:
+                passed[tenant] = entry
                 best = min(best or (rank, chosen), (rank, chosen))
-        for entry in passed:
+            elif not is_at_limit:  # Else it comes back as soon as its episodes end.
+                self._aside.add(tenant)
+        for entry in passed.values():
             heapq.heappush(self._heap, entry)
         if best is None:
             return None

@@ -253,7 +253,10 @@ class SchedulerShard:
         """Chooses what starts in one transaction."""
         chosen: list[ChosenTask] = []
         episodes = 0
-        while episodes < STARTS_A_TRANSACTION and (one := self._core.choose(now())) is not None:
+        while (
+            episodes < STARTS_A_TRANSACTION
+            and (one := self._core.choose(now(), new_round=not chosen)) is not None
+        ):
             self._open[one.number] = self._shard.hold_positions()
             chosen.append(one)
             episodes += self._core.samples(one.number)

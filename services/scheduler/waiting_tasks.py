@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.schemas.events import TaskSubmitted
@@ -32,6 +32,10 @@ class WaitingTask:
     """Key of the recipe's `environments`."""
     image: str = ""
     """The task's own image of its environment."""
+
+    def not_run(self) -> WaitingTask:
+        """Returns what counts of a task that is not run: one episode, without an environment."""
+        return replace(self, samples=1, environment=None, image="")
 
 
 class AlikeTasks:

@@ -21,7 +21,9 @@ from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, follow_events, read_events
 
 KEPT = 100_000
-"""Maximum number of cancellations that are kept in memory. The oldest is dropped first."""
+"""Maximum number of cancellations that an agent worker keeps. The oldest is dropped first."""
+KEPT_BY_SCHEDULER = 2_000_000
+"""The same for the scheduler: more than the tasks that wait in its memory."""
 IN_FLIGHT = 256
 """Number of cancellations that are written at the same time."""
 
@@ -40,7 +42,9 @@ def id_of(event: TaskSubmitted | TaskCancelled) -> TaskId:
 class CancelledTasks:
     """The newest cancellations. If a task is cancelled twice, the first reason stays."""
 
-    def __init__(self) -> None:
+    def __init__(self, kept: int = KEPT) -> None:
+        """`kept` is the maximum number of cancellations in memory."""
+        self._kept = kept
         self._reasons: dict[TaskId, str] = {}
 
     def add(self, event: TaskCancelled) -> bool:
@@ -48,7 +52,7 @@ class CancelledTasks:
         task = id_of(event)
         if task in self._reasons:
             return False
-        if len(self._reasons) >= KEPT:
+        if len(self._reasons) >= self._kept:
             del self._reasons[next(iter(self._reasons))]
         self._reasons[task] = event.reason
         return True

@@ -200,6 +200,36 @@ def _has_room(lane: Lane[TaskSubmitted], limits: Tenant, tenant: str, samples: i
     return live == 0 and most > 0
 
 
+def test_however_many_tenants_are_blocked_the_others_start() -> None:
+    lane = filled(100, *((f"blocked {one}", 3) for one in range(200)), ("free", 2))
+    looked: Counter[str] = Counter()
+
+    def may_start(task: TaskSubmitted, _: bool) -> Chance:
+        looked[task.tenant] += 1
+        return Chance.STARTS if task.tenant == "free" else Chance.WAITS
+
+    found: list[str] = []
+    while (one := lane.next(may_start, new_round=not found)) is not None:
+        found.append(lane.remove(one[0]).tenant)
+        lane.count("free", 1)
+    assert found == ["free", "free"]
+    assert set(looked.values()) == {1, 2}, "a blocked tenant is looked at once in a round"
+    assert looked["free"] == 2
+    # In the next round they may start.
+    assert start(lane, 1) == ["blocked 0"]
+
+
+def test_a_tenant_of_many_blocked_tasks_stops_nobody() -> None:
+    lane = filled(100, ("blocked", 65), ("free", 1))
+
+    def may_start(task: TaskSubmitted, _: bool) -> Chance:
+        return Chance.STARTS if task.tenant == "free" else Chance.WAITS
+
+    found = lane.next(may_start)
+    assert found is not None
+    assert found[1].tenant == "free"
+
+
 def test_memory_is_bounded_by_the_tenants_that_wait() -> None:
     lane = filled(10**6, ("a", 1), ("b", 1), a=Tenant(live_episodes=0))
     for _ in range(1000):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.schemas.events import EnvironmentUse, TaskSubmitted
+from headrace.schemas.events import EnvironmentUse, TaskCancelled, TaskSubmitted
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.scheduler.core import SchedulerCore
@@ -242,3 +242,16 @@ def test_without_a_rule_a_large_task_waits_for_ever(
     monkeypatch.setattr(owner, rule, without)
     with pytest.raises(AssertionError, match="waits for ever"):
         check_many()
+
+
+def test_a_cancelled_task_takes_no_room_of_its_environment() -> None:
+    core = SchedulerCore(limited_recipe({"shell": 2}))
+    core.on_policy("default", 0)
+    made = TaskMaker(limited_recipe({"shell": 2}), "team").make(Item("item"), "")
+    for number in range(9):
+        changed = {"task_id": str(number), "environment": EnvironmentUse(use="shell"), "samples": 1}
+        core.on_task(number, made.model_copy(update=changed))
+    for number in range(8):
+        core.on_cancelled(TaskCancelled(source=made.source, task_id=str(number), reason=""))
+    chosen = [core.choose(0.0) for _ in range(9)]
+    assert [one is not None and one.verdict is None for one in chosen] == [False] * 8 + [True]

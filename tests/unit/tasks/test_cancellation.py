@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
 from headrace.schemas.events import TaskCancelled
-from headrace.services.tasks import cancellation
 from headrace.services.tasks.cancellation import CancelledTasks
 from tests.unit.scheduler.test_core import task
 
@@ -23,9 +20,8 @@ def test_of_two_cancellations_of_a_task_the_first_counts() -> None:
     assert tasks.reason(task(1, source="another")) is None
 
 
-def test_only_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancellation, "KEPT", 3)
-    tasks = CancelledTasks()
+def test_only_the_newest_are_kept() -> None:
+    tasks = CancelledTasks(3)
     for number in range(5):
         tasks.add(cancel(number))
     known = [number for number in range(5) if tasks.reason(task(number)) is not None]
