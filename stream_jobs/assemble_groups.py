@@ -289,7 +289,10 @@ def _record(message: Any) -> Record:
         message.timestamp,
         message.key,
         message.value,
-        list(headers.items() if hasattr(headers, "items") else headers),
+        [
+            (name, value or b"")
+            for name, value in (headers.items() if hasattr(headers, "items") else headers)
+        ],
     )
 
 

@@ -68,6 +68,7 @@ PINNED = frozenset(
         "enable.idempotence",
         "enable.partition.eof",
         "group.id",
+        "group.instance.id",
         "isolation.level",
         "partitioner",
         "request.required.acks",

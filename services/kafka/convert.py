@@ -61,7 +61,9 @@ def produce(
 def to_record(message: Message) -> Record:
     """A message as a record."""
     partition, offset = location(message)
-    headers: list[tuple[str, bytes]] = message.headers() or []  # type: ignore[assignment]
+    # Any program may write a header without a value.
+    given: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]
+    headers = [(name, value or b"") for name, value in given]
     timestamp = message.timestamp()[1] / 1_000
     return Record(partition, offset, timestamp, message.key(), message.value(), headers)
 

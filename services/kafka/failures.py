@@ -57,9 +57,24 @@ UNKNOWN = frozenset(
 )
 """A broker that has just started answers so for topics that it holds, for a moment."""
 
-FINAL = UNKNOWN | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+FINAL = UNKNOWN | {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    # A message's error never says that it is fatal, only its code does (confluent-kafka 2.16).
+    KafkaError._FATAL,
+    # librdkafka skips such records, or fetches them again and again.
+    KafkaError._BAD_MSG,
+    KafkaError._BAD_COMPRESSION,
+    KafkaError._NOT_IMPLEMENTED,
+    KafkaError.MSG_SIZE_TOO_LARGE,
+}
 """Errors that a reader can't wait out."""
-FINAL_FOR_MEMBERS = FINAL | {KafkaError.GROUP_AUTHORIZATION_FAILED}
+FINAL_FOR_MEMBERS = FINAL | {
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_MAX_SIZE_REACHED,
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL,
+    KafkaError.INVALID_GROUP_ID,
+    KafkaError.INVALID_SESSION_TIMEOUT,
+}
 """Errors that a member of a consumer group can't wait out. librdkafka also looks for the
 coordinator of the group that a reader has and never joins: a reader needs no permission for it."""
 

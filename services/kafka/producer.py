@@ -21,8 +21,8 @@ from headrace.services.kafka.failures import error_of, failure
 POLL_S = 0.1
 FULL_S = 0.01
 """How long a sender waits before it tries again, if librdkafka's queue is full."""
-CLOSE_S = 3.0
-"""How long `close` waits for records in flight."""
+CLOSE_S, PURGE_S = 3.0, 1.0
+"""How long `close` waits for records in flight, and for the reports of those that it drops."""
 
 _Delivered = tuple[asyncio.Future[Position], Position | HeadraceError]
 
@@ -83,7 +83,10 @@ class Sender:
     def _on_delivery(
         self, future: asyncio.Future[Position], error: KafkaError | None, message: Message
     ) -> None:
-        if error is not None:
+        if error is None and message.offset() is None:
+            what = f"the broker did not say where a record in {message.topic()} is"
+            self._delivered.append((future, DependencyError(what)))
+        elif error is not None:
             wrong = self._broken or failure(f"can't send to {message.topic()}", error)
             self._delivered.append((future, wrong))
         else:
@@ -96,16 +99,30 @@ class Sender:
         deadline = monotonic() + CLOSE_S
         while len(self._producer) and monotonic() < deadline:
             self._serve()
-        self._producer.purge()
-        self._serve()
-        self._producer.close()
+        self._producer.purge()  # it does not wait for the threads that purge
+        deadline = monotonic() + PURGE_S
+        while len(self._producer) and monotonic() < deadline:
+            self._serve()
+        try:
+            self._producer.close()
+        finally:
+            self._hand_over()
 
     def _serve(self) -> None:
         try:
             self._producer.poll(POLL_S)
         except KafkaException as exception:
-            self._broken = failure("can't send", error_of(exception))
-            self._producer.purge()
+            self._break(failure("can't send", error_of(exception)))
+        except Exception as error:  # a callback of ours: without this thread, sends would hang
+            self._break(DependencyError(f"can't send: {error!r}"))
+        self._hand_over()
+
+    def _break(self, error: HeadraceError) -> None:
+        """Fails all records in flight, and all later ones."""
+        self._broken = error
+        self._producer.purge()
+
+    def _hand_over(self) -> None:
         if not self._delivered:
             return
         delivered, self._delivered = self._delivered, []

@@ -184,4 +184,5 @@ class ShardHost:
                 await self.shard.aclose()
         except TimeoutError:
             logger.warning("shard %s did not close in %s s", self.context.partition, CLOSE_S)
-        await self.context.close(lost=lost)
+        finally:
+            await self.context.close(lost=lost)

@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 from prometheus_client import Gauge
 
-from headrace.errors import DependencyError
+from headrace.errors import DependencyError, HeadraceError
 from headrace.services.kafka.broker import Committed, End, Partition, Record, Subscription
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import Start, Tail, resolve_starts
@@ -242,8 +242,11 @@ class Worker:
         return {} if lost else {host.context.partition: host.to_commit() for host in hosts}
 
     async def _release(self, host: ShardHost, lost: bool) -> None:
-        if host.side_partitions:
-            await self._reader.unassign(host.side_partitions)
+        try:
+            if host.side_partitions:
+                await self._reader.unassign(host.side_partitions)
+        except HeadraceError as error:  # the reader has failed, which ends the worker
+            logger.warning("can't stop reading for %s: %s", host.context.partition, error)
         await host.close(lost=lost)
         host.released_cleanly = not self._crashed
         for side in host.side_partitions:
