@@ -293,7 +293,9 @@ def workers() -> Answer:
 def compare_runs(other: str) -> Answer:
     """`/api/compare` of this run and another one, which has hostile texts."""
     names = ("search-agent", other)
-    rewards = [[(one + 20 * place) / 80 for one in range(60)] for place in range(2)]
+    rewards: list[list[float | None]] = [
+        [(one + 20 * place) / 80 for one in range(60)] for place in range(2)
+    ]
     rewards[1][40:] = [None] * 20
     return {
         "kind": "runs",

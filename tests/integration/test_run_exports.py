@@ -105,7 +105,8 @@ def test_the_dashboard_replays_and_evaluates_a_version(
 
         def ended(number: str) -> Any:
             def has_ended(jobs: Any) -> bool:
-                return next(one for one in jobs["items"] if one["job"] == number)["ended_at"]
+                job = next(one for one in jobs["items"] if one["job"] == number)
+                return job["ended_at"] is not None
 
             jobs = browser.until("/api/jobs", has_ended, RUN_S)
             return next(one for one in jobs["items"] if one["job"] == number)

@@ -84,6 +84,7 @@ class DashboardActions:
         self._reader = reader
         self._jobs: deque[Job] = deque(maxlen=MOST_JOBS)
         self._numbers = count(1)
+        self._starting = asyncio.Lock()
 
     async def run(self, action: str, body: Mapping[str, Any]) -> Tree:
         """Does what a request asks for. Raises UsageError if that is not possible."""
@@ -95,7 +96,8 @@ class DashboardActions:
             case "redrive":
                 return await self._redrive(body.get("numbers"))
             case "evaluate" | "replay":
-                return await self._start(action, _text(body, "policy"), _whole(body, "version"))
+                async with self._starting:
+                    return await self._start(action, _text(body, "policy"), _whole(body, "version"))
             case "stop":
                 return await self._stop(_text(body, "job"))
         raise UsageError(f"there is no action {action[:40]!r}: choose from {', '.join(ACTIONS)}")

@@ -28,6 +28,8 @@ from headrace.services.operate.waits.waits_reader import reading_waits
 
 ASK_S = 5.0
 """Longest time of a request to the brokers."""
+REPORTS_S = 1.5
+"""Each worker reports its load in this time."""
 LONG_S, STALLED_S = 10.0, 60.0
 """Something that keeps others waiting for so long is a warning, and then a problem."""
 LOCAL = ("127.0.0.1", "localhost", "::1")
@@ -163,12 +165,17 @@ async def _waits(
                 Finding("waits", "warning", f"they are not known: {reader.obstacle}")
             )
             return
+        await asyncio.sleep(REPORTS_S)
         found.waits = await reader.waits()
     found.at = now()
     found.lines = wait_lines(found.waits, found.at)
     cause = likely_cause(found.waits)
     age_s = 0.0 if cause is None else found.at - cause.since
-    if cause is not None and age_s > LONG_S:
+    if cause is not None and cause.busy:
+        found.findings.append(
+            Finding("waits", "ok", f"{cause.name} works, for {spell_s(age_s)}: {cause.cause}")
+        )
+    elif cause is not None and age_s > LONG_S:
         found.findings.append(
             Finding(
                 "waits",

@@ -20,7 +20,7 @@ from mlflow.exceptions import MlflowException
 from headrace.errors import DependencyError, UsageError
 from headrace.services.operate.track.tracker import Point
 
-REQUEST_S, RETRIES = 4, 1
+REQUEST_S, RETRIES = 2, 1
 """Seconds that a request may take, and how often it is repeated. The command ends sooner than 10 s
 after SIGTERM, also if the server hangs."""
 POLICY, NEWEST = "headrace.policy", "headrace.version"
@@ -45,18 +45,23 @@ class MlflowTracker:
             )
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(REQUEST_S))
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(RETRIES))
+        os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")
         self._client = MlflowClient(url, url)
         self._url = url
         with self._failing():
             experiment = self._client.get_experiment_by_name(namespace)
             own = experiment.experiment_id if experiment else None
             own = own or self._client.create_experiment(namespace)
-            found = self._client.search_runs([own], f"tags.`{POLICY}` = '{policy}'")
-            run = found[0] if found else None
-            tags = {POLICY: policy}
-            run = run or self._client.create_run(own, tags=tags, run_name=policy)
-        self._run: str = run.info.run_id
-        self._last = int(run.data.tags.get(NEWEST, -1))
+            if not (found := self._runs(own, policy)):
+                self._client.create_run(own, tags={POLICY: policy}, run_name=policy)
+                found = self._runs(own, policy)
+        # Two, if the request was repeated: all processes choose the same one.
+        self._last, self._run = max(found)
+
+    def _runs(self, experiment: str, policy: str) -> list[tuple[int, str]]:
+        """Returns the newest version and the id of each run of a policy."""
+        found = self._client.search_runs([experiment], f"tags.`{POLICY}` = '{policy}'")
+        return [(int(one.data.tags.get(NEWEST, -1)), one.info.run_id) for one in found]
 
     @property
     def last(self) -> int:

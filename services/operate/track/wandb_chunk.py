@@ -15,7 +15,10 @@ REQUEST = "request.json"
 
 
 def main() -> None:
-    """Writes the run, and returns when W&B's process has ended."""
+    """Writes the run, and returns when W&B's process has ended.
+
+    `resume` says that the run continues the one of the same id, which `wandb sync` looks at.
+    """
     import wandb
 
     folder = Path(sys.argv[1])
@@ -30,7 +33,7 @@ def main() -> None:
         x_save_requirements=False,
     )
     run = wandb.init(
-        mode="offline", dir=folder, project=request["project"], id=request["id"],
+        mode="offline", resume="allow", dir=folder, project=request["project"], id=request["id"],
         name=request["name"], settings=settings,
     )  # fmt: skip
     for point in request["points"]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from headrace.schemas.events import EnvironmentLoad, PoolLoad
+from headrace.services.kafka.broker import Partition
 from headrace.services.operate.waits.found_wait import Wait
 from headrace.services.operate.waits.run_facts import LiveEpisode, Request, RunFacts
 from headrace.services.operate.waits.service_waits import ServiceWaits
@@ -14,6 +15,10 @@ from headrace.services.worker.worker_loads import KnownLoad
 STUCK_S = 5.0
 """A call that takes longer than this and STUCK_TIMES its worker's mean is called slow or stuck."""
 STUCK_TIMES = 10.0
+UNKNOWN_S = 60.0
+"""The same for an engine that has not completed a generation yet."""
+BUSY_S, BUSY_TIMES = 600.0, 100.0
+"""A call of a worker that answers others is busy for this long, or so many times its mean."""
 
 L = TypeVar("L", PoolLoad, EnvironmentLoad)
 
@@ -87,16 +92,24 @@ class CallWaits:
             )
         else:
             cause = f"its engine has {load.busy:,} prompts of {load.slots:,}"
-        stuck = self._now - request.at > max(STUCK_S, STUCK_TIMES * load.run_ms / 1000)
-        if stuck:
-            cause += (
-                f". This one is far slower than the mean of {load.run_ms / 1000:.3g} s: the engine "
-                "may be stuck"
-            )
+        mean_s = load.run_ms / 1000
+        bound_s = max(STUCK_S, STUCK_TIMES * mean_s) if load.run_ms else UNKNOWN_S
+        topic = request.place.partition.topic
+        answers = [
+            self._facts.answered_in.get(Partition(topic, number), 0.0)
+            for number in owner.partitions
+        ]
+        idle_s = self._now - max(self._began(request, owner.worker), *answers, 0.0)
+        if idle_s > bound_s:
+            cause += f". It has answered nothing for {idle_s:.0f} s: the engine may be stuck"
+            if load.run_ms:
+                cause += f" (mean of a generation {mean_s:.3g} s)"
+        long = self._now - request.at > max(BUSY_S, BUSY_TIMES * mean_s)
         on = self._note(
             f"worker/{owner.worker}", owner.worker, request.at, cause,
             "if it is stuck, kill this worker: another one answers its prompts. If it is only "
             "slow, start more: headrace serve inference RECIPE",
+            busy=not long and idle_s <= bound_s,
         )  # fmt: skip
         return (on,), "its worker has not answered it"
 
@@ -127,16 +140,22 @@ class CallWaits:
             cause = f"{what} has not scored for {self._now - request.at:.0f} s"
         else:
             cause = f"{what} has not answered for {self._now - request.at:.0f} s"
-        slow = self._now - request.at > max(STUCK_S, STUCK_TIMES * load.run_ms / 1000)
+        waited_s = self._now - self._began(request, owner.worker)
+        slow = waited_s > max(STUCK_S, STUCK_TIMES * load.run_ms / 1000)
         if slow:
             cause += f": it is slow or stuck (mean of an action {load.run_ms / 1000:.3g} s)"
         limit = "score_s" if scoring else "step_s"
         on = self._note(
             f"worker/{owner.worker}/{use}", f"{owner.worker}, {what}", request.at, cause,
-            f"set environments.{use}.{limit} to bound it, or start more workers: headrace serve "
-            "env RECIPE",
+            f"start more workers: headrace serve env RECIPE. environments.{use}.{limit} in the "
+            "recipe of a new run bounds it",
+            busy=not slow,
         )  # fmt: skip
         return (on,), "its worker has not answered it"
+
+    def _began(self, request: Request, worker: str) -> float:
+        """Returns when a worker can have begun with a call: it may have started after it."""
+        return max(request.at, self._facts.first_heard.get(worker, 0.0))
 
     def _silent_worker(self, worker: str, service: str) -> str:
         at = self._facts.heard.get(worker, (self._now, False))[0]
@@ -154,12 +173,20 @@ class CallWaits:
         )  # fmt: skip
 
     def _note(
-        self, name: str, label: str, since: float, cause: str, remedy: str, kind: str = "worker"
+        self,
+        name: str,
+        label: str,
+        since: float,
+        cause: str,
+        remedy: str,
+        kind: str = "worker",
+        *,
+        busy: bool = False,
     ) -> str:
         """Notes a wait, or an older one of the same name. Returns its id."""
         known = self._workers.get(name)
         if known is None or since < known.since:
-            self._workers[name] = Wait(name, kind, label, since, (), cause, remedy)
+            self._workers[name] = Wait(name, kind, label, since, (), cause, remedy, busy)
         return name
 
 

@@ -24,3 +24,5 @@ class Wait:
     """Why it waits, as far as the log shows it."""
     help: str
     """A command that shows more or helps, or what to do."""
+    busy: bool = False
+    """It works, and not for longer than is usual: however old, it is no problem."""

@@ -12,6 +12,8 @@ from headrace.services.scheduler.policy_room import PolicyRoom
 from headrace.stream_jobs.groups import EVALUATE
 
 MOST_GROUPS = 20_000
+MOST_BATCHES = 16
+"""Batches whose times are known, the newest ones: more than may wait for the trainer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class PolicyFacts:
         self.newest: PolicyPublished | None = None
         self.batch = 0
         self.batch_at = 0.0
+        self.batch_times: dict[int, float] = {}
+        """When the newest batches were made, by version."""
         self.batch_samples = -1
         """Samples of the newest batch. -1 before the first one."""
         self.batch_dropped: Counter[str] = Counter()
@@ -92,6 +96,9 @@ class PolicyFacts:
         if batch.version <= self.batch:
             return
         self.batch, self.batch_at = batch.version, at
+        self.batch_times = {**self.batch_times, batch.version: at}
+        while len(self.batch_times) > MOST_BATCHES:
+            self.batch_times.pop(min(self.batch_times))
         self.batch_samples = len(batch.samples)
         self.batch_dropped = Counter(one.reason for one in batch.dropped if one.reason != EVALUATE)
         self.decided = batch.frontier()

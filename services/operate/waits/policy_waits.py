@@ -12,6 +12,8 @@ from headrace.services.operate.waits.service_waits import ServiceWaits
 
 LATE_S, LATE_TIMES = 60.0, 5.0
 """A version that takes longer than this, and so many times as long as the last one, is late."""
+FIRST_S = 1_800.0
+"""The same, if no version was trained before."""
 MANY = 8
 """So many groups in a row that were dropped are a reason to look at the filters."""
 
@@ -32,20 +34,22 @@ def trainer_wait(
     if one.version >= 0 and not one.trained:
         return  # a policy that does not learn needs its trainer for version 0 only
     first = one.version < 0
-    since = facts.started_at if first else max(one.published_at, one.batch_at)
-    if one.batch == one.version + 1:
-        since = max(one.published_at, one.batch_at)
+    batch_at = one.batch_times.get(one.version + 1, one.batch_at)
+    since = facts.started_at if first else max(one.published_at, batch_at)
     if first:
         cause = "it has not published version 0 yet, without which nothing starts"
     else:
         cause = f"it trains version {one.version + 1}"
-    late_s = max(LATE_S, LATE_TIMES * one.step_s)
-    if not first and now - since > late_s:
-        cause += f", for far longer than the last one took ({one.step_s:.3g} s)"
+    late_s = max(LATE_S, LATE_TIMES * one.step_s) if one.step_s else FIRST_S
+    late = now - since > late_s
+    if late and not first:
+        last = f" than the last one took ({one.step_s:.3g} s)" if one.step_s else ""
+        cause += f", for far longer{last}" if last else ", for very long"
     on = services.problems(policy, "disk", "blobs")
     absent = services.sole("trainer", policy, since)
     on = (*on, absent) if absent is not None else on
-    yield Wait(name, "trainer", label, since, on, cause, _log_of("trainer", more))
+    busy = not (first or late or on)
+    yield Wait(name, "trainer", label, since, on, cause, _log_of("trainer", more), busy)
 
 
 def batch_wait(
@@ -68,7 +72,18 @@ def batch_wait(
         return
     has = f"{one.scored:,} of {one.needed:,} groups are there"
     if one.scored >= one.needed:
+        scored = sorted(group.at for group in one.groups.values() if not group.reason)
+        since = max(since, scored[one.needed - 1])
         absent = services.sole("assemble-batches", policy, since)
+        groups = tuple(each for each in below if each.startswith("group/"))
+        if absent is None and groups:
+            setting = f"policies.{policy}.batches.straggler_wait_s"
+            cause = f"{has}. It may wait for live groups that it would make stale; {setting} in the"
+            yield Wait(
+                name, "batch", label, since, groups, f"{cause} recipe of a new run bounds that",
+                more,
+            )  # fmt: skip
+            return
         sole = () if absent is None else (absent,)
         yield Wait(name, "batch", label, since, sole, f"{has}, and no batch was made of them",
                    _log_of("assemble-batches", more))  # fmt: skip
@@ -85,7 +100,9 @@ def batch_wait(
         return
     on = below
     cause = has + _drops(facts, policy)
-    if not below:
+    if not below and (facts.more_episodes or facts.more_tasks):
+        cause += f"; {facts.more_episodes:,} episodes and {facts.more_tasks:,} tasks are not listed"
+    elif not below:
         source = services.sole("source", "", since) if facts.recipe.tasks.use else None
         on = () if source is None else (source,)
         cause += "; no episode is live and no task waits: nothing is left to play"

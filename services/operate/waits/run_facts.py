@@ -27,7 +27,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.recipe.limit_settings import Tenant
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.kafka.broker import Position
+from headrace.services.kafka.broker import Partition, Position
 from headrace.services.operate.waits.policy_facts import PolicyFacts
 from headrace.services.worker.limits.limits_of import all_limits, environment_limits
 from headrace.services.worker.worker_loads import EnvironmentLoads, WorkerLoads
@@ -166,6 +166,12 @@ class RunFacts:
         self.environments = EnvironmentLoads(recipe.environments, partitions[1])
         self.heard: dict[str, tuple[float, bool]] = {}
         """Worker to when its newest report came, and whether it said that it leaves."""
+        self.heard_of: dict[tuple[str, str], tuple[float, bool]] = {}
+        """The same by policy and worker."""
+        self.first_heard: dict[str, float] = {}
+        """Worker to when the first of its reports came that was read."""
+        self.answered_in: dict[Partition, float] = {}
+        """When the newest answer to a known request in a partition came."""
         self.lives: dict[str, LifeRecord] = {}
         """Worker to its newest record of life."""
         self.members: dict[str, MemberCount] = {}
@@ -195,6 +201,10 @@ class RunFacts:
                 self.environments.on_report(event, at)
                 if event.worker in self.heard or len(self.heard) < MOST_WORKERS:
                     self.heard[event.worker] = (at, event.leaving)
+                    self.first_heard.setdefault(event.worker, at)
+                    for pool in event.pools:
+                        if pool.policy in self.policies:
+                            self.heard_of[pool.policy, event.worker] = (at, event.leaving)
             case InstanceStateEntered():
                 self._on_life(event, at)
             case _:
@@ -230,7 +240,9 @@ class RunFacts:
         if episode is None:
             return
         episode.newest = max(episode.newest, at)
-        episode.requests.pop(identity, None)
+        if (request := episode.requests.pop(identity, None)) is not None:
+            place = request.place.partition
+            self.answered_in[place] = max(at, self.answered_in.get(place, 0.0))
         episode.answered[identity] = None
         while len(episode.answered) > MOST_ANSWERS:
             episode.answered.popitem(last=False)

@@ -63,14 +63,19 @@ class ServiceWaits:
     def silent(self, service: str, policy: str, since: float) -> str:
         """Notes that no worker of a service that should report does. Returns the wait's id."""
         heard = [
-            (at, worker)
-            for worker, (at, _) in self._facts.heard.items()
-            if worker.startswith(f"{service}-")
+            (at, worker, left)
+            for (name, worker), (at, left) in self._facts.heard_of.items()
+            if policy == name
+        ] or [
+            (at, worker, left)
+            for worker, (at, left) in self._facts.heard.items()
+            if not policy and worker.startswith(f"{service}-")
         ]
-        what = f"no {service} worker runs"
+        of = f" of {policy}" if policy and len(self._facts.policies) > 1 else ""
+        what = f"no {service} worker{of} runs"
         if heard:
-            at, worker = max(heard)
-            left = " and left" if self._facts.heard[worker][1] else ""
+            at, worker, leaving = max(heard)
+            left = " and left" if leaving else ""
             what += f": the last one, {worker}, reported{left} {self._now - at:.0f} s ago"
             since = min(max(since, at), self._now)
         return self.absent(service, policy, since, what)

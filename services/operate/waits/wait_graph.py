@@ -9,7 +9,7 @@ root: it has the cause.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from headrace.services.operate.waits.call_waits import CallWaits
@@ -140,11 +140,7 @@ def _sorted(waits: Iterable[Wait], now: float) -> list[Wait]:
     """Returns each wait once, the oldest first and the roots last, without dangling ids."""
     found = {one.id: one for one in reversed(list(waits))}
     old = {one.id: one for one in found.values() if now - one.since >= ENOUGH_S}
-    kept = [
-        Wait(one.id, one.kind, one.name, one.since, tuple(on for on in one.on if on in old),
-             one.cause, one.help)
-        for one in old.values()
-    ]  # fmt: skip
+    kept = [replace(one, on=tuple(on for on in one.on if on in old)) for one in old.values()]
     return sorted(kept, key=lambda one: (not one.on, one.since, one.id))
 
 

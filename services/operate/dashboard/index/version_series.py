@@ -65,13 +65,18 @@ class VersionSeries:
         return True
 
     def on_published(self, event: PolicyPublished, place: int, at: float) -> None:
-        """Adds a publication. The numbers of the last one count, and the time of the first."""
+        """Adds a publication. The time of the first one counts.
+
+        One that is repeated after a restart has no numbers of the training.
+        """
         row = self._row(event.version)
         if row is None:
             return
         row.status = event.status
         row.published_at = row.published_at or at
-        row.publications = (*row.publications, place)[-20:]
+        row.publications = (*row.publications[:1], *row.publications[1:][-18:], place)
+        if event.status == "resumed":
+            return
         self._set(event.version, "wait_s", event.wait_s if event.version else NAN)
         self._set(event.version, "step_s", event.step_s if event.version else NAN)
         for name, value in event.metrics.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -17,6 +18,8 @@ from headrace.services.operate.show.facts import Fact, fact_of
 MAX_BYTES = 48 << 20
 """Most bytes of records for one page. The index knows their sizes. The rest is left out, with a
 remark."""
+TURN = 100
+"""Records that are decoded before other requests have a turn."""
 MAX_RECORDS = 5_000
 """Most records for one page."""
 
@@ -58,7 +61,9 @@ class FactReader:
                 f"and {MAX_BYTES >> 20} MiB"
             )
         facts: list[Fact[Event]] = []
-        for record in await self.fetch([position for position, _ in wanted], remarks):
+        for number, record in enumerate(await self.fetch([at for at, _ in wanted], remarks), 1):
+            if number % TURN == 0:
+                await asyncio.sleep(0)
             try:
                 facts.append(await fact_of(self.log, record))
             except DecodeError as error:

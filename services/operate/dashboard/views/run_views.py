@@ -145,12 +145,12 @@ def series_tree(index: RunIndex, query: Mapping[str, str]) -> Tree:
     policy = policy_of(index, query)
     series = index.series[policy]
     known = series.names()
-    names = [one for one in query.get("names", "").split(",") if one] or known
+    wanted = {one for one in query.get("names", "").split(",") if one} or set(known)
     points = whole_number(query, "points", POINTS, 1, MOST_POINTS)
     first = whole_number(query, "from", 0)
     last = whole_number(query, "to", -1, -1)
     results = index.progress.evaluations.of(policy)
-    tree = series.series([one for one in names if one in known], points, first, last=_last(last))
+    tree = series.series([one for one in known if one in wanted], points, first, last=_last(last))
     return tree | {
         "names_known": known,
         "evaluation": [

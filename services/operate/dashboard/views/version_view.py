@@ -149,6 +149,7 @@ async def _weights_parts(blobs: BlobStore, facts: list[Fact[PolicyPublished]]) -
     if not facts:
         return {"publications": [], "metrics": {}, "wait_s": None, "step_s": None, "weights": None}
     event = facts[-1].event
+    trained = next((one.event for one in reversed(facts) if one.event.status != "resumed"), event)
     held: list[bool | None]
     files: list[tuple[str, int | None, int, Any]] = []
     if event.full is not None:
@@ -162,10 +163,10 @@ async def _weights_parts(blobs: BlobStore, facts: list[Fact[PolicyPublished]]) -
         held = [None for _ in files]
     return {
         "publications": shown,
-        "metrics": {safe(name): value for name, value in event.metrics.items() if value == value},
-        "wait_s": event.wait_s,
-        "step_s": event.step_s,
-        "updates": event.updates,
+        "metrics": {safe(name): value for name, value in trained.metrics.items() if value == value},
+        "wait_s": trained.wait_s,
+        "step_s": trained.step_s,
+        "updates": trained.updates,
         "weights": {
             "digest": event.digest.hex(),
             "base": safe(event.base),

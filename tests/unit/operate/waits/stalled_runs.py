@@ -116,7 +116,11 @@ class StalledRun:
             "slots": 8, "busy": 1, "waiting": 0, "run_ms": 20, "version": 1, **load
         }  # fmt: skip
         pool = PoolLoad(policy="default", partitions=pack_i32([0, 1, 2, 3]), **fields)
-        self.add(LoadReported(worker="inference-a-1", number=0, every_ms=1000, pools=(pool,)), at)
+        for number, then in enumerate((min(at, NOW - 600), at)):  # it has run for long
+            report = LoadReported(
+                worker="inference-a-1", number=number, every_ms=1000, pools=(pool,)
+            )
+            self.add(report, then)
 
     def env(self, at: float, *names: str, **load: Any) -> None:
         """Has an env worker report."""
@@ -127,10 +131,11 @@ class StalledRun:
             EnvironmentLoad(environment=name, partitions=pack_i32([0, 1, 2, 3]), **fields)
             for name in names or ("default",)
         )
-        self.add(
-            LoadReported(worker="env-a-2", number=0, every_ms=1000, pools=(), environments=loads),
-            at,
-        )
+        for number, then in enumerate((min(at, NOW - 600), at)):
+            report = LoadReported(
+                worker="env-a-2", number=number, every_ms=1000, pools=(), environments=loads
+            )
+            self.add(report, then)
 
 
 def submitted_task(number: int, **fields: Any) -> TaskSubmitted:

@@ -307,7 +307,7 @@ def histories(draw: st.DrawFn) -> StalledRun:
 def test_every_graph_is_closed_and_says_why(run: StalledRun) -> None:
     found = graph(run)
     for one in found.values():
-        assert set(asdict(one)) == {"id", "kind", "name", "since", "on", "cause", "help"}
+        assert set(asdict(one)) == {"id", "kind", "name", "since", "on", "cause", "help", "busy"}
     ended = {key for key in run.facts.ended}
     assert not [one for one in found if any(one == f"episode/{t}/{s}" for t, s in ended)]
     assert wait_lines(list(found.values()), NOW)
