@@ -29,7 +29,14 @@ from headrace.services.kafka.convert import (
     make_consumer,
     topic_partitions,
 )
-from headrace.services.kafka.failures import TRANSIENT, UNKNOWN, as_failure, error_of, failure
+from headrace.services.kafka.failures import (
+    TRANSIENT,
+    UNKNOWN,
+    answer_of,
+    as_failure,
+    error_of,
+    failure,
+)
 from headrace.services.kafka.visibility import has_leaders, sees_all
 
 REQUEST_S = 3.0
@@ -151,7 +158,7 @@ class Admin:
                 return {
                     resource.name: {
                         name: entry.value
-                        for name, entry in answer.result(CHANGE_S).items()
+                        for name, entry in answer_of(answer, CHANGE_S).items()
                         if entry.value is not None
                     }
                     for resource, answer in answers.items()
@@ -218,7 +225,7 @@ class Admin:
         def ask() -> int:
             with self._admin() as admin:
                 asked = admin.describe_consumer_groups([consumer_group], request_timeout=REQUEST_S)
-                return len(asked[consumer_group].result(REQUEST_S).members)
+                return len(answer_of(asked[consumer_group], REQUEST_S).members)
 
         return await self._patiently(f"can't count the members of {consumer_group}", ask)
 
@@ -295,7 +302,7 @@ class Admin:
             with self._admin() as admin:
                 for name, change in ask(admin).items():
                     try:
-                        change.result(CHANGE_S)
+                        answer_of(change, CHANGE_S)
                     except KafkaException as exception:
                         error = error_of(exception)
                         if error.code() != fine:

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from headrace.errors import DependencyError, Fenced, HeadraceError, UsageError
+
+T = TypeVar("T")
+HAND_OVER_S = 5.0
+"""Longest time from librdkafka's answer to ours."""
 
 FENCED = frozenset(
     {
@@ -126,6 +132,17 @@ def failure(what: str, error: KafkaError) -> HeadraceError:
     if code in _USAGE:
         return UsageError(message)
     return HeadraceError(message) if code in _OURS else DependencyError(message)
+
+
+def answer_of(request: Future[T], limit_s: float) -> T:
+    """Returns the answer to an admin request that has this time limit itself. Blocks.
+
+    Raises KafkaException, also if librdkafka does not hand over its time-out in time.
+    """
+    try:
+        return request.result(limit_s + HAND_OVER_S)
+    except TimeoutError:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
 
 
 @contextmanager

@@ -47,14 +47,20 @@ class Fetcher:
         """The next offset of each assigned partition."""
         self._cache: OrderedDict[Position, Record] = OrderedDict()
         self._cached_bytes = 0
+        self._closing = False
 
     async def fetch(self, positions: Sequence[Position]) -> list[Record]:
-        """The records at these positions, in the given order. RecordsLost if one is gone."""
+        """The records at these positions, in the given order. RecordsLost if one is gone.
+
+        DependencyError if the fetcher is closed meanwhile.
+        """
+        self._require_open()
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, self._fetch, positions)
 
     async def close(self) -> None:
-        """Waits for the running fetch, if there is one, and closes the consumer."""
+        """Ends the running fetch and those that wait, and closes the consumer."""
+        self._closing = True
         self._thread.submit(self._consumer.close)
         await asyncio.to_thread(self._thread.shutdown)
 
@@ -81,6 +87,7 @@ class Fetcher:
         self._narrow(wanted)
         progress_at = monotonic()
         while wanted:
+            self._require_open()
             messages = self._consumer.consume(1, POLL_S)
             messages += self._consumer.consume(BATCH, 0)
             for message in messages:
@@ -95,6 +102,10 @@ class Fetcher:
                     f"{partition.topic}/{partition.number}@{offsets[0]} did not come within "
                     f"{SILENCE_S:.0f} s. Is Kafka running, and was the record ever written?"
                 )
+
+    def _require_open(self) -> None:
+        if self._closing:
+            raise DependencyError("can't fetch: this broker object is closed")
 
     def _narrow(self, wanted: dict[Partition, deque[int]]) -> None:
         """Unassigns partitions that are not wanted, and starts those that are."""

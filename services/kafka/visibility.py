@@ -22,7 +22,7 @@ from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from headrace.services.kafka.client_settings import KafkaSettings
-from headrace.services.kafka.failures import as_failure, error_of
+from headrace.services.kafka.failures import answer_of, as_failure, error_of
 
 _ANY: Any = None
 TOPIC_ACLS = AclBindingFilter(
@@ -44,7 +44,7 @@ def sees_all(admin: AdminClient, visible: Collection[str], limit_s: float) -> bo
     Returns False if the client may not read the ACLs. Raises KafkaException. Blocks.
     """
     try:
-        acls = admin.describe_acls(TOPIC_ACLS, request_timeout=limit_s).result(limit_s)
+        acls = answer_of(admin.describe_acls(TOPIC_ACLS, request_timeout=limit_s), limit_s)
     except KafkaException as exception:
         match error_of(exception).code():
             case KafkaError.SECURITY_DISABLED:  # The brokers have no authorizer.
@@ -57,7 +57,7 @@ def sees_all(admin: AdminClient, visible: Collection[str], limit_s: float) -> bo
     answers = admin.describe_topics(topics, request_timeout=limit_s)
     for answer in answers.values():
         try:
-            answer.result(limit_s)
+            answer_of(answer, limit_s)
         except KafkaException as exception:
             match error_of(exception).code():
                 case KafkaError.TOPIC_AUTHORIZATION_FAILED:
@@ -130,7 +130,7 @@ def view_cluster(
 def _operations(answer: Future[Any], limit_s: float) -> frozenset[str]:
     """Returns the names of the permitted operations. What may not be seen permits nothing."""
     try:
-        return frozenset(one.name for one in answer.result(limit_s).authorized_operations or ())
+        return frozenset(one.name for one in answer_of(answer, limit_s).authorized_operations or ())
     except KafkaException as exception:
         if error_of(exception).code() in _REFUSED:
             return frozenset()
@@ -150,7 +150,7 @@ def _log_folders(admin: AdminClient, broker: int, limit_s: float) -> tuple[str, 
     asked = ConfigResource(ConfigResource.Type.BROKER, str(broker))
     (answer,) = admin.describe_configs([asked], request_timeout=limit_s).values()
     try:
-        entry = answer.result(limit_s).get("log.dirs")
+        entry = answer_of(answer, limit_s).get("log.dirs")
     except KafkaException:
         return ()  # not every principal may read it
     return tuple(entry.value.split(",")) if entry is not None and entry.value else ()

@@ -30,7 +30,14 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.scheduler.environment_room import EnvironmentRoom
 from headrace.services.scheduler.lanes import Chance, Lane, Tenants
 from headrace.services.scheduler.policy_room import PolicyRoom, has_room
-from headrace.services.scheduler.starts import LOST, cancelled, lost, start, start_of_refused
+from headrace.services.scheduler.starts import (
+    LOST,
+    cancelled,
+    lost,
+    pinned,
+    start,
+    start_of_refused,
+)
 from headrace.services.scheduler.waiting_tasks import AlikeTasks, KnownIds, Purpose, WaitingTask
 from headrace.services.scheduler.worker_pools import WorkerPools
 from headrace.services.tasks.admission import refusal, refused
@@ -281,7 +288,7 @@ class SchedulerCore:
         if submitted is None or verdict is not None:
             assert verdict is not None
             return [start_of_refused(number, submitted, verdict, now_s)]
-        task, versions = self._pinned(submitted), self._versions()
+        task, versions = pinned(submitted, self._published), self._versions()
         return [
             start(number, sample, task, now_s, None, versions)
             for sample in range(submitted.samples)
@@ -325,26 +332,17 @@ class SchedulerCore:
                 return found
         return None
 
-    def _chance(self, now_s: float, task: WaitingTask, within_limit: bool) -> Chance:
+    def _may(self, now_s: float, task: WaitingTask) -> bool:
         """Whether there is room for a training group, or a version of each policy to evaluate."""
         if task.purpose == "train":
             may = has_room(self._recipe, self._policies, self._published)
         else:
             may = self._published.keys() >= task.policies
-        if not may or not self.pools.take_more(task.policies, now_s):
-            self.environments.leave(task)
-            return Chance.WAITS
-        is_free = self.environments.has_room(task, waits=within_limit)
-        return Chance.STARTS if is_free else Chance.FULL
+        return may and self.pools.take_more(task.policies, now_s)
 
-    def _pinned(self, submitted: TaskSubmitted) -> TaskSubmitted:
-        """An evaluation task with a version for every role; any other task as it is."""
-        if submitted.purpose != "evaluate":
-            return submitted
-        roles = {
-            role: use
-            if use.version is not None
-            else use.model_copy(update={"version": self._published[use.policy]})
-            for role, use in submitted.roles.items()
-        }
-        return submitted.model_copy(update={"roles": roles})
+    def _chance(self, now_s: float, task: WaitingTask, within_limit: bool) -> Chance:
+        able = partial(self._may, now_s)
+        if not able(task):
+            return Chance.WAITS
+        is_free = self.environments.has_room(task, waits=within_limit, able=able)
+        return Chance.STARTS if is_free else Chance.FULL

@@ -13,6 +13,7 @@ many tasks overtake a task for ever.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 from headrace.schemas.events import LimitSet
 from headrace.schemas.recipe.recipe import Recipe
@@ -24,6 +25,9 @@ MOST_IN_LINE = 64
 """At most so many different tasks stand in the line."""
 MOST_NAMES = 10_000
 """Environments and images whose limits are remembered."""
+
+
+Able = Callable[[WaitingTask], bool]
 
 
 class EnvironmentRoom:
@@ -59,16 +63,24 @@ class EnvironmentRoom:
             self._next[task.tenant] = time + task.samples / self._tenants.of(task.tenant).weight
             self._next = {name: at for name, at in self._next.items() if at > self._now}
 
-    def has_room(self, task: WaitingTask, *, waits: bool) -> bool:
+    def has_room(
+        self,
+        task: WaitingTask,
+        *,
+        waits: bool,
+        able: Able = lambda _: True,
+    ) -> bool:
         """Whether a task may start. One with more samples than a limit starts alone.
 
         `waits`: its tenant's limit has room for it. So if it can't start, it stands in the line.
+        `able`: whether another task could start otherwise. If not, it keeps its place in the line,
+        and no room is left for it meanwhile.
         """
         names = self.limits(task)
         fits = all(self._fits(name, task.samples) for name in names)
         if not waits:
             self.leave(task)
-        elif fits and not self._is_held(task, names):
+        elif fits and not self._is_held(task, names, able):
             return True
         elif len(self._line) < MOST_IN_LINE:
             self._line.setdefault(task, self._time(task))
@@ -93,13 +105,15 @@ class EnvironmentRoom:
         live, most = self._live[name], self._most[name]
         return most > 0 and (not live or live + samples <= most)
 
-    def _is_held(self, task: WaitingTask, names: tuple[str, ...]) -> bool:
+    def _is_held(self, task: WaitingTask, names: tuple[str, ...], able: Able) -> bool:
         """Whether a task would take room that one before it in the line needs."""
         time, came_first = self._time(task), True
         for other, its_time in self._line.items():
             if other == task:
                 came_first = False
             if other == task or its_time > time or (its_time == time and not came_first):
+                continue
+            if not able(other):
                 continue
             needs = self.limits(other)
             may_start = all(self._fits(name, other.samples) for name in needs)

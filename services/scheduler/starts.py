@@ -78,3 +78,16 @@ def _seed(*parts: int) -> int:
     """A 63-bit seed that follows from its parts and differs for each sample."""
     text = "/".join(map(str, parts)).encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
+
+
+def pinned(submitted: TaskSubmitted, published: Mapping[str, int]) -> TaskSubmitted:
+    """Returns an evaluation task with a version for every role, and any other task as it is."""
+    if submitted.purpose != "evaluate":
+        return submitted
+    roles = {
+        role: use
+        if use.version is not None
+        else use.model_copy(update={"version": published[use.policy]})
+        for role, use in submitted.roles.items()
+    }
+    return submitted.model_copy(update={"roles": roles})

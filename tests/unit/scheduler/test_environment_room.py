@@ -11,6 +11,9 @@ from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import RecipeError
 from headrace.services.scheduler.core import SchedulerCore
+from headrace.services.scheduler.environment_room import EnvironmentRoom
+from headrace.services.scheduler.lanes import Tenants
+from headrace.services.scheduler.waiting_tasks import WaitingTask
 from headrace.services.tasks.task_maker import Item, TaskMaker
 
 
@@ -111,3 +114,15 @@ def test_a_successor_counts_what_its_predecessor_started() -> None:
 def test_a_limit_of_an_unknown_environment_is_refused() -> None:
     with pytest.raises(RecipeError, match="no 'shel' among"):
         a_recipe(environments={"shel": 1})
+
+
+def test_a_task_keeps_its_place_while_its_policy_is_busy() -> None:
+    room = EnvironmentRoom(a_recipe(environments={"shell": 8}), Tenants({}))
+    big = WaitingTask("train", "big", 8, frozenset({"default"}), "shell")
+    small = WaitingTask("train", "small", 1, frozenset({"other"}), "shell")
+    room.count(small, 7)
+    assert not room.has_room(big, waits=True)
+    room.count(small, -1)
+    assert not room.has_room(small, waits=True), "the large task came first"
+    assert room.has_room(small, waits=True, able=lambda task: task != big)
+    assert not room.has_room(small, waits=True), "it has kept its place"
