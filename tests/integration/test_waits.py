@@ -335,7 +335,8 @@ def test_the_doctor_prints_checks_and_waits_as_text_and_json(
         assert {name: states[name] for name in fine} == dict.fromkeys(fine, "ok")
         assert found.lines[0].startswith("Likely cause: env")
         tree = json.loads(json.dumps(found.to_tree()))
-        assert set(tree["waits"][0]) == {"id", "kind", "name", "since", "on", "cause", "help"}
+        names = {"id", "kind", "name", "since", "on", "cause", "help", "busy"}
+        assert set(tree["waits"][0]) == names
         variables = cluster_variables(local_stack, world.log.topics.namespace, tmp_path)
         checked = await verified(variables)
         assert (checked["lost"], checked["doubled"], checked["under_way"]) == (0, 0, 1)
