@@ -104,14 +104,14 @@ class KafkaFencedWriter(FencedWriter):
     def _fill(self, records: Sequence[Outgoing]) -> list[Position]:
         """Writes all records into the open transaction. If a record fails, the commit fails."""
         positions: dict[int, Position] = {}
-        open_records, unplaced = len(records), [False]
+        open_records, unplaced = len(records), False
 
         def on_delivery(index: int, error: KafkaError | None, message: Message) -> None:
-            nonlocal open_records
+            nonlocal open_records, unplaced
             open_records -= 1
             if error is None and message.offset() is not None:
                 positions[index] = Position(*location(message))
-            unplaced[0] |= error is None and message.offset() is None
+            unplaced |= error is None and message.offset() is None
 
         for index, record in enumerate(records):
             self._produce(record, partial(on_delivery, index))
@@ -119,7 +119,7 @@ class KafkaFencedWriter(FencedWriter):
         # (confluent-kafka 2.16). Each record is delivered or fails within `message.timeout.ms`.
         while open_records and not self._closed:
             self._producer.poll(SLICE_S)
-        if unplaced[0]:
+        if unplaced:
             self._broken = DependencyError(
                 f"the brokers did not say where records of the writer {self._writer} are. This "
                 "process must end; a new one begins with what is committed"
