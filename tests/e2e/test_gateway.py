@@ -155,11 +155,12 @@ def test_a_policy_learns_from_programs_and_their_worker_may_die(
         harness.end_all_of(tmp_path)
 
 
-CLIENTS_AT_ONCE = 200
 KEY = "a key of this test alone"
 
 
-def test_200_clients_from_outside_play_at_once(
+@pytest.mark.parametrize("clients", [64, pytest.param(200, marks=pytest.mark.long)])
+def test_many_clients_from_outside_play_at_once(
+    clients: int,
     tmp_path: Path,
     local_stack: local.LocalStack,
     namespace: str,
@@ -170,7 +171,7 @@ def test_200_clients_from_outside_play_at_once(
         f"""
         name = "clients"
         [tasks]
-        options = {{ items = {CLIENTS_AT_ONCE // 2} }}
+        options = {{ items = {clients // 2} }}
         epochs = 1
         samples = 2
         environment = false
@@ -197,15 +198,15 @@ def test_200_clients_from_outside_play_at_once(
             async with harness.watching(
                 local_stack.bootstrap_servers, Topics(namespace, ("default",), recipe.partitions)
             ) as watch:
-                await watch.count("episodes", CLIENTS_AT_ONCE, BOUND_S)
-            await play_at_once(f"http://127.0.0.1:{port}/v1")
+                await watch.count("episodes", clients, BOUND_S)
+            await play_at_once(f"http://127.0.0.1:{port}/v1", clients)
             assert await run.ends(BOUND_S) == 0, run.said
         facts = await whole(cluster)
         outcomes = facts.events(EpisodeEnded)
-        assert len(outcomes) == CLIENTS_AT_ONCE
+        assert len(outcomes) == clients
         assert {one.ending for one in outcomes} == {"finished"}
         assert sorted(one.reward for one in outcomes if one.reward is not None) == [
-            *map(float, range(CLIENTS_AT_ONCE))
+            *map(float, range(clients))
         ]
         for one in facts.events(TrajectoryRecorded):
             assert [turn.parent for turn in one.turns] == [-1, 0]
@@ -217,12 +218,12 @@ def test_200_clients_from_outside_play_at_once(
         harness.end_all_of(tmp_path)
 
 
-async def play_at_once(base_url: str) -> None:
+async def play_at_once(base_url: str, clients: int) -> None:
     """So many clients take an episode each, and end it once all of them have played."""
     from openai import AsyncOpenAI
 
-    all_have_played = asyncio.Barrier(CLIENTS_AT_ONCE)
-    # The package allows 5 s for a connection, and this process alone makes 200 of them.
+    all_have_played = asyncio.Barrier(clients)
+    # The package allows 5 s for a connection, and this process alone makes up to 200.
     patient = AsyncOpenAI(base_url=base_url, api_key=KEY, max_retries=0, timeout=BOUND_S)
     async with patient as gateway:
 
@@ -238,4 +239,4 @@ async def play_at_once(base_url: str) -> None:
             reporter = gateway.with_options(api_key=taken["report_key"])
             await reporter.post("/episode/end", cast_to=object, body={"reward": reward})
 
-        await asyncio.gather(*(play(number) for number in range(CLIENTS_AT_ONCE)))
+        await asyncio.gather(*(play(number) for number in range(clients)))

@@ -88,6 +88,7 @@ def test_a_run_is_drawn(variables: dict[str, str], tmp_path: Path) -> None:
         assert expected in text
 
 
+@pytest.mark.long
 def test_the_dashboard_replays_and_evaluates_a_version(
     variables: dict[str, str], local_stack: local.LocalStack
 ) -> None:

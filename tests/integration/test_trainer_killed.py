@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from headrace.schemas.codec import Codec
 from headrace.schemas.events import EVENTS, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
@@ -166,8 +168,8 @@ def published(log: Sequence[Line]) -> list[tuple[int, str, bytes]]:
     return [(one.version, one.status, one.digest) for one in events]
 
 
-def main(root: Path) -> None:
-    """Kills at every step; prints how often it died."""
+def main(root: Path, every: int) -> None:
+    """Kills at the first step and each `every`-th one after it; prints how often it died."""
     log: list[Line] = []
     assert in_child(root / "base", log, submit) == 0
     straight = list(log)
@@ -177,10 +179,9 @@ def main(root: Path) -> None:
     assert in_child(root / "base", log, lambda bench: bench.train(2)) == 0
     assert published(log) == expected[:3]
 
-    died, alive = 0, False
-    while not alive:
-        alive = not _die(root, log, expected, die_at=died + 1)
-        died += not alive
+    died = 0
+    while _die(root, log, expected, die_at=1 + died * every):
+        died += 1
     sizes = (1, STORED // 2, STORED - 1, STORED + 1, SAVED // 2, SAVED - 1)
     killed = [_die(root, log, expected, size=size) for size in sizes]
     assert all(killed), killed
@@ -207,17 +208,19 @@ def _die(
     return code != 0
 
 
-def test_killed_at_any_step_the_next_one_makes_the_same_weights(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.long)])
+def test_killed_at_any_step_the_next_one_makes_the_same_weights(tmp_path: Path, every: int) -> None:
+    module = "tests.integration.test_trainer_killed"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.integration.test_trainer_killed", str(tmp_path)],
+        [sys.executable, "-m", module, str(tmp_path), str(every)],
         capture_output=True,
         text=True,
         check=False,
         timeout=BOUND_S,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 18, "steps at which it died"
+    assert int(done.stdout) > 18 // every, "steps at which it died"
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

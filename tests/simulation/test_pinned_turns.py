@@ -129,6 +129,9 @@ class Loop:
         return sum(self.answered.values())
 
 
+SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2)))
+
+
 def rate(episodes: dict[int, int], seed: int = 0, **options: Any) -> tuple[float, Loop]:
     """Returns prompts answered, as a share of what the same number of one version would have."""
     total, _ = in_virtual_time(seed, {1: sum(episodes.values())}, **options)
@@ -145,7 +148,7 @@ def in_virtual_time(seed: int, episodes: dict[int, int], **options: Any) -> tupl
         return runner.run(main())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_two_versions_waste_little_time_on_draining(seed: int) -> None:
     found, mixed = rate({1: 150, 2: 150}, seed)
     # One version at a time: half of the episodes wait, so a half would be perfect.
@@ -154,7 +157,7 @@ def test_two_versions_waste_little_time_on_draining(seed: int) -> None:
     assert min(mixed.answered.values()) > 0.3 * max(mixed.answered.values())
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_few_old_episodes_do_not_hold_the_engine_for_long(seed: int) -> None:
     assert rate({1: 15, 2: 285}, seed)[0] > 0.35
 
