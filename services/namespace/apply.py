@@ -71,7 +71,7 @@ async def apply(log: EventLog, recipe: Recipe, reason: str = "") -> RunLife:
     names = [topic.name for topic in log.topics if topic.name in existing_topics]
     require_kept(log.topics, recipe, await log.broker.topic_settings(names))
     await log.broker.create_topics(
-        {topic.name: (topic.partitions, _configuration(topic.topic)) for topic in log.topics}
+        {topic.name: (topic.partitions, topic_configuration(topic.topic)) for topic in log.topics}
     )
     await commit_first_offsets(log.broker, log.topics)
     life = await read_life(log)
@@ -133,7 +133,8 @@ def require_same(life: RunLife, recipe: Recipe, namespace: str) -> None:
     )
 
 
-def _configuration(topic: Topic[Any]) -> dict[str, str]:
+def topic_configuration(topic: Topic[Any]) -> dict[str, str]:
+    """Returns the settings of a topic on the broker, as text by name."""
     segments = COMPACTED if topic.compacted else SHORT if topic.kept == "hour" else {}
     return segments | {
         "cleanup.policy": "compact" if topic.compacted else "delete",
