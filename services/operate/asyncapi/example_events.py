@@ -28,15 +28,16 @@ from headrace.schemas.events import (
     TaskSubmitted,
     TrajectoryRecorded,
     Turn,
+    TurnProjected,
     Use,
 )
 from headrace.schemas.packed import pack_f32, pack_i32
 
 _SAMPLING = Sampling(max_tokens=64)
-_ORIGIN = {"source": "search-team", "task_id": "2026-06-01/17", "item_id": "17"}
+_ORIGIN: dict[str, Any] = {"source": "search-team", "task_id": "2026-06-01/17", "item_id": "17"}
 _ASKED, _SAID = bytes(range(16)), bytes(range(16, 32))
 _REF = Ref(topic="search.trajectories.v1", partition=1, offset=42, digest=_SAID)
-_TIMES = {"started": 1_780_300_800_000, "ended": 1_780_300_803_500}
+_TIMES: dict[str, Any] = {"started": 1_780_300_800_000, "ended": 1_780_300_803_500}
 
 _OUTCOME = EpisodeEnded(
     task=1017,
@@ -137,6 +138,37 @@ EXAMPLES: dict[type[Event], tuple[tuple[str, Event], ...]] = {
                 ),
                 reward=0.75,
                 rewards={"jury": 0.75},
+                ending="finished",
+                labels={"team": "search"},
+            ),
+        ),
+    ),
+    TurnProjected: (
+        (
+            "The same turn as a row",
+            TurnProjected(
+                task=1017,
+                sample=0,
+                turn=0,
+                **_ORIGIN,
+                **_TIMES,
+                tenant="search",
+                agent="default",
+                environment="default",
+                policy="default",
+                call="1",
+                context=(5, 9, 2, 7),
+                context_text="Which team wrote this task?",
+                tokens=(31, 8, 1),
+                text="the search team",
+                logprobs=(-0.5, -0.25, -1.5),
+                versions=(11, 11, 11),
+                version=11,
+                finish="stop",
+                turn_reward=0.75,
+                reward=0.75,
+                rewards={"jury": 0.75},
+                advantage=0.5,
                 ending="finished",
                 labels={"team": "search"},
             ),

@@ -72,9 +72,9 @@ def trajectories(
     import asyncio
 
     from headrace.errors import UsageError
+    from headrace.services.log.unpacked import Texts
     from headrace.services.namespace.lookup import open_namespace
     from headrace.services.operate.run.run_stack import running_stack
-    from headrace.services.operate.show.unpacked import Texts
     from headrace.services.operate.trajectories.recorded_episodes import EpisodeReader
 
     if content and kind != "otlp":
