@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -40,6 +42,7 @@ def test_a_run_writes_its_turns_as_rows(
     with SchemaRegistryClient({"url": local_stack.registry_url}) as registry:
         rows = first_of(local_stack, registry, f"{namespace}.turns.v1")
         results = first_of(local_stack, registry, f"{namespace}.results.v1")
+        groups = first_of(local_stack, registry, f"{namespace}.groups.default.v1")
         trajectories = first_of(local_stack, registry, f"{namespace}.trajectories.v1")
     done = {one["task"] for one in rows.values()}
     assert len(done) >= 2
@@ -59,4 +62,39 @@ def test_a_run_writes_its_turns_as_rows(
                 assert row["context_text"]
                 assert (row["reward"], row["ending"]) == (outcome["reward"], outcome["ending"])
     assert complete >= 2
-    assert any(one["advantage"] not in (None, 0.0) for one in rows.values())
+    learned = {
+        (group["task"], sample["sample"]): struct.unpack("<f", sample["advantages"])[0]
+        for group in groups.values()
+        for sample in group["samples"]
+    }
+    for row in rows.values():
+        if f"{row['task']}/default" in groups:
+            assert row["advantage"] == learned.get((row["task"], row["sample"]))
+    check_exports(tmp_path, environment, trajectories, list(results.values()))
+
+
+def check_exports(
+    folder: Path,
+    environment: dict[str, str],
+    trajectories: dict[str, Any],
+    results: list[dict[str, Any]],
+) -> None:
+    """The files have all turns that count, and Parquet holds what JSON lines hold."""
+    lines, table = folder / "rows.jsonl", folder / "rows.parquet"
+    headrace(("trajectories", "--format", "jsonl", "--to", str(lines)), environment)
+    headrace(("trajectories", "--format", "parquet", "--to", str(table)), environment)
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    names = [
+        f"{one['task']}/{one['sample']}/{one['attempt']}"
+        for result in results
+        for one in result["outcomes"]
+        if one["trajectory"] is not None
+    ]
+    assert len(rows) == sum(len(trajectories[name]["turns"]) for name in names)
+    columns = pyarrow.parquet.read_table(table).to_pylist(maps_as_pydicts="strict")
+    assert len(columns) == len(rows)
+    for one, other in zip(columns, rows, strict=True):
+        for time in ("started", "ended"):
+            assert round(one.pop(time).timestamp() * 1000) == other.pop(time)
+        assert one == other
+    assert sorted(path.name for path in folder.glob("*rows*")) == [lines.name, table.name]
