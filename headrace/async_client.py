@@ -28,6 +28,7 @@ from headrace.schemas.topics import RESULTS
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import CaughtUp, Start, follow_events
+from headrace.services.log.unpacked import Texts
 from headrace.services.models.blob_owners import owner_name
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
@@ -36,7 +37,6 @@ from headrace.services.namespace.lookup import find_namespace
 from headrace.services.namespace.run_life import read_life
 from headrace.services.operate.find_versions import read_versions
 from headrace.services.operate.run_references import fetch_models
-from headrace.services.operate.show.unpacked import Texts
 from headrace.services.operate.submit.task_lines import read_tasks, send_tasks
 from headrace.services.tasks.artifact_store import write_artifacts
 from headrace.trajectories import Trajectory, unpack

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.schemas.events import TrajectoryRecorded
 from headrace.schemas.packed import unpack_spans
 from headrace.schemas.turn_paths import paths
-from headrace.services.operate.show.unpacked import Texts
+from headrace.services.log.unpacked import Texts
 
 if TYPE_CHECKING:
     import numpy as np

@@ -225,6 +225,12 @@ def _without_ignored(schema: Any) -> Any:
     return schema
 
 
+def field_values(event: Event) -> dict[str, Any]:
+    """Returns the fields of an event as Avro values, by name, also those of its parts."""
+    fields: dict[str, Any] = _dictify(type(event))(event)
+    return fields
+
+
 @functools.cache
 def _dictify(model: type[BaseModel]) -> Dictify:
     """Returns a function that turns an instance of a model into the dict that fastavro writes.

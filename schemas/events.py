@@ -710,6 +710,83 @@ class GroupSample(Part):
     """Oldest version among the sampled tokens of this policy. -1 if all were demonstrated."""
 
 
+class TurnProjected(TaskEvent):
+    """One turn of an episode that counts, with arrays and texts instead of packed token ids.
+
+    It is for SQL and for sinks that can't unpack bytes. Nothing of Headrace reads it. A turn whose
+    arrays or texts are long has several rows. Row `part` of them has the piece of each array and of
+    each text that has this number: a reader joins the pieces, and takes the rest from any row.
+    """
+
+    id_fields = ("task", "sample", "attempt", "turn", "part")
+
+    sample: N31
+    attempt: N31 = 0
+    """The attempt that counts."""
+    turn: N31
+    """Index of the turn in its trajectory, from 0."""
+    part: N31 = 0
+    """Number of the row among those of the turn, from 0."""
+    parts: N31 = 1
+    """How many rows the turn has."""
+    source: str
+    task_id: str
+    item_id: str
+    epoch: I32 = 0
+    tenant: str = "default"
+    purpose: Literal["train", "evaluate"] = "train"
+    agent: str
+    environment: str = ""
+    """Key of the recipe's `environments`. Empty if the task has no environment."""
+    policy: str
+    role: str = "policy"
+    """The agent's role that the policy plays."""
+    parent: I32 = -1
+    """Index of the turn that this one continues. -1 starts a new context."""
+    call: str
+    """Path of the generation request within the attempt."""
+    context: tuple[I32, ...] = ()
+    """Token ids that were added before the sampled ones, and were not sampled."""
+    context_text: str | None = None
+    """The same tokens as text. Null if the writer does not have the tokenizer."""
+    tokens: tuple[I32, ...] = ()
+    """Token ids that were sampled or demonstrated."""
+    text: str = ""
+    """The same tokens as text."""
+    logprobs: tuple[float, ...] = ()
+    """One logprob for each sampled token, after temperature and masks. Empty for a
+    demonstration."""
+    versions: tuple[I64, ...] = ()
+    """The policy version of each sampled token. Empty for a demonstration."""
+    teacher: tuple[float, ...] = ()
+    """The teacher's logprob of each sampled token. Empty if no teacher scored the turn."""
+    version: I64 | None = None
+    """The newest version that sampled a token of the turn. Null if none was sampled."""
+    trainable: bool = True
+    """False if the turn's tokens are only context of later turns."""
+    demonstrated: bool = False
+    """Whether the agent gave the text of this turn."""
+    finish: str = ""
+    """Why the generation ended."""
+    turn_reward: float | None = None
+    """Sum of the rewards that followed this turn. Null if there were none."""
+    reward: float | None = None
+    """Reward of the whole episode. Null if nothing may be learned from it."""
+    rewards: dict[str, float] = {}
+    """Named parts of the reward."""
+    advantage: float | None = None
+    """The turn's advantage in its group. Null if the group was dropped, the sample was left out, or
+    the policy does not learn from the turn."""
+    ending: Ending
+    """How the episode ended."""
+    started: Millis
+    """When the episode started."""
+    ended: Millis
+    """When the attempt ended."""
+    labels: dict[str, str] = {}
+    """Labels of the task. Empty in a row that would be too large with them."""
+
+
 class GroupClosed(TaskEvent):
     """A task from the view of one policy that trains: scored, or dropped with a reason."""
 
@@ -1124,6 +1201,7 @@ EVENTS: tuple[type[Event], ...] = (
     TrajectoryRecorded,
     EpisodeEnded,
     TaskEnded,
+    TurnProjected,
     GroupClosed,
     ItemMeasured,
     BatchAssembled,

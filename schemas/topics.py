@@ -101,6 +101,7 @@ OBSERVATIONS = Topic("observations", events.ObservationRecorded, "env", "days")
 TRAJECTORIES = Topic("trajectories", events.TrajectoryRecorded, "agent", "long")
 OUTCOMES = Topic("outcomes", events.EpisodeEnded, "agent", "long")
 RESULTS = Topic("results", events.TaskEnded, "agent", "long")
+TURNS = Topic("turns", events.TurnProjected, "project-turns", "long")
 GROUPS = Topic(
     "groups", events.GroupClosed, "assemble-groups", "long", single=True, per_policy=True
 )
@@ -146,6 +147,7 @@ TOPICS: tuple[Topic[Event], ...] = (
     TRAJECTORIES,
     OUTCOMES,
     RESULTS,
+    TURNS,
     GROUPS,
     ITEMS,
     BATCHES,

@@ -21,7 +21,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.services.inference.control_tokens import ControlTokens
-from headrace.services.models.tokens import encode, single_ids
+from headrace.services.models.tokens import encode, load_library, single_ids
 
 SPECIAL = ("bos_token", "eos_token", "pad_token", "unk_token")
 """The tokens of `tokenizer_config.json` that templates use by name."""
@@ -35,18 +35,7 @@ class Tokenizer:
 
         Raises UsageError if the folder has no usable `tokenizer.json`.
         """
-        try:
-            # Imported here because the library comes with the extra `torch`.
-            from tokenizers import Tokenizer as Library
-        except ImportError as error:
-            raise UsageError(
-                "to tokenize, the package tokenizers is needed: pip install 'headrace[torch]'"
-            ) from error
-        try:
-            self._library = Library.from_str((folder / "tokenizer.json").read_text("utf-8"))
-        except Exception as error:
-            # The library raises a plain Exception for any problem with the file.
-            raise UsageError(f"{folder} has no usable tokenizer.json: {error}") from error
+        self._library = load_library(folder)
         configuration = _configuration(folder)
         source = _source(folder, configuration)
         self._control = ControlTokens(self._library, source or "")

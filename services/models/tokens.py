@@ -55,6 +55,25 @@ def end_ids(folder: Path) -> list[int]:
     return list(end) if isinstance(end, list) else [end]
 
 
+def load_library(folder: Path) -> Any:
+    """Returns the folder's tokenizer as a `tokenizers.Tokenizer`.
+
+    Raises UsageError if the folder has no usable `tokenizer.json`, or the package is missing.
+    """
+    try:
+        # Imported here because the library comes with the extra `torch`.
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise UsageError(
+            "to tokenize, the package tokenizers is needed: pip install 'headrace[torch]'"
+        ) from error
+    try:
+        return Tokenizer.from_str((folder / "tokenizer.json").read_text("utf-8"))
+    except Exception as error:
+        # The library raises a plain Exception for any problem with the file.
+        raise UsageError(f"{folder} has no usable tokenizer.json: {error}") from error
+
+
 def encode(library: Any, text: str) -> list[int]:
     """Returns the ids of a text, without special tokens. Raises ValueError if it has no ids.
 

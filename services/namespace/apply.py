@@ -7,6 +7,7 @@ its topics exist, and each consumer group has committed offsets in them.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -55,6 +56,8 @@ CONSUMERS: dict[str, Topic[Any]] = {
     "assemble-groups": RESULTS,
 }
 """Service to the topic that its consumer group reads."""
+OPTIONAL_CONSUMERS: dict[str, Topic[Any]] = {"project-turns": RESULTS}
+"""The same for services that a run may go without. Nothing waits for them."""
 
 
 async def apply(log: EventLog, recipe: Recipe, reason: str = "") -> RunLife:
@@ -71,7 +74,7 @@ async def apply(log: EventLog, recipe: Recipe, reason: str = "") -> RunLife:
     names = [topic.name for topic in log.topics if topic.name in existing_topics]
     require_kept(log.topics, recipe, await log.broker.topic_settings(names))
     await log.broker.create_topics(
-        {topic.name: (topic.partitions, _configuration(topic.topic)) for topic in log.topics}
+        {topic.name: (topic.partitions, topic_configuration(topic.topic)) for topic in log.topics}
     )
     await commit_first_offsets(log.broker, log.topics)
     life = await read_life(log)
@@ -92,20 +95,24 @@ async def find_run(log: EventLog) -> RunLife | None:
 
 async def commit_first_offsets(broker: Broker, topics: Topics) -> None:
     """Commits offset 0 for every consumer group that has no offsets, so that none is ever reset."""
-    for service in CONSUMERS:
+    for service in (*CONSUMERS, *OPTIONAL_CONSUMERS):
         group, partitions = shared_partitions(topics, service)
         await broker.commit_first(group, partitions)
 
 
 def shared_partitions(topics: Topics, service: str) -> tuple[str, list[Partition]]:
     """Returns a service's consumer group, and the partitions that its members share."""
-    return f"{topics.namespace}.{service}", topics.partitions_of(CONSUMERS[service])
+    return f"{topics.namespace}.{service}", topics.partitions_of(
+        {**CONSUMERS, **OPTIONAL_CONSUMERS}[service]
+    )
 
 
-async def lags(broker: Broker, topics: Topics) -> dict[str, int]:
+async def lags(
+    broker: Broker, topics: Topics, services: Collection[str] = tuple(CONSUMERS)
+) -> dict[str, int]:
     """Returns how many records each service has still to process: from its commit to the end."""
     result = {}
-    for service in CONSUMERS:
+    for service in services:
         group, partitions = shared_partitions(topics, service)
         ends = await broker.ends(partitions)
         committed = await broker.committed(group, partitions)
@@ -133,7 +140,8 @@ def require_same(life: RunLife, recipe: Recipe, namespace: str) -> None:
     )
 
 
-def _configuration(topic: Topic[Any]) -> dict[str, str]:
+def topic_configuration(topic: Topic[Any]) -> dict[str, str]:
+    """Returns the settings of a topic on the broker, as text by name."""
     segments = COMPACTED if topic.compacted else SHORT if topic.kept == "hour" else {}
     return segments | {
         "cleanup.policy": "compact" if topic.compacted else "delete",

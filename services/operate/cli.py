@@ -16,6 +16,7 @@ import click
 from headrace.errors import HeadraceError, Interrupted
 from headrace.services.base.redactor import redact_output
 from headrace.services.operate.apply.command import apply
+from headrace.services.operate.asyncapi.command import asyncapi
 from headrace.services.operate.autoscale.command import autoscale
 from headrace.services.operate.cancel.command import cancel
 from headrace.services.operate.chat.command import chat
@@ -91,7 +92,8 @@ COMMANDS = (
     new, run, check, try_episode, end, serve, up, down, apply, submit, cancel, quota, autoscale,
     evaluate,    export, chat, replay, compare,
     plot, track, trajectories,
-    status, dashboard, doctor, verify, cost, show, tail, topics, dead_letters, prune, recipe,
+    status, dashboard, doctor, verify, cost, show, tail, topics, asyncapi, dead_letters,
+    prune, recipe,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

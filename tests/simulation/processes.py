@@ -32,6 +32,7 @@ from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import Worker
 from headrace.stream_jobs import assemble_batches, measure_items
 from headrace.stream_jobs.groups import GroupAssembler
+from headrace.stream_jobs.turn_rows import project_turns
 from headrace.trainer.loop import Trainer
 from headrace.trainer.publish import sole_publisher
 from tests.memory.memory_broker import MemoryBroker, MemoryCluster
@@ -362,6 +363,7 @@ SERVICES: dict[str, Callable[[ServiceContext], Awaitable[None]]] = {
     "assemble-groups": assemble_groups,
     "assemble-batches": batch,
     "item-statistics": measure,
+    "project-turns": project_turns.run,
     "trainer": train,
     TEACHER: keep_teacher,
 }

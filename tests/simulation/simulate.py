@@ -15,7 +15,7 @@ from headrace.errors import DecodeError, RecordsLost
 from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, TaskEnded, TaskSubmitted
 from headrace.schemas.topics import BATCHES, POLICIES, RESULTS, TASKS
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.namespace.apply import lags
+from headrace.services.namespace.apply import CONSUMERS, OPTIONAL_CONSUMERS, lags
 from tests.simulation import virtual_time
 from tests.simulation.acts import Acts
 from tests.simulation.chronicle import Chronicle, listening
@@ -152,9 +152,10 @@ async def _until_drained(run: Run, log: EventLog) -> None:
 async def _until_settled(run: Run, log: EventLog) -> None:
     """Waits until all that is written is done by all who read it. Undone after SETTLE_S."""
     left: dict[str, int] = {}
+    services = [*CONSUMERS, *(one for one in OPTIONAL_CONSUMERS if run.running(one))]
     try:
         async with asyncio.timeout(SETTLE_S):
-            while any((left := await lags(log.broker, run.topics)).values()):
+            while any((left := await lags(log.broker, run.topics, services)).values()):
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
         raise Undone(f"not done in {SETTLE_S:g} s: {left}") from None

@@ -61,6 +61,7 @@ SOLE_IMPORTERS = {
     "mode": ("stream_jobs",),
     "opentelemetry": ("services.operate.trajectories",),
     "pickle": (),
+    "pyarrow": ("services.operate.trajectories",),
     "reasoning_gym": ("services.env.libraries",),
     "tensorboard": ("services.operate.track",),
     "textarena": ("services.env.libraries",),

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 SERVICES = (
     "source", "evaluation", "scheduler", "agent", "gateway", "env", "inference",
-    "assemble-groups", "assemble-batches", "item-statistics", "trainer",
+    "assemble-groups", "assemble-batches", "item-statistics", "project-turns", "trainer",
 )  # fmt: skip
 POLICY_SERVICES = ("inference", "assemble-batches", "item-statistics", "trainer")
 """Services of which a process may serve one policy."""

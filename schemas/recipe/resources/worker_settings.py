@@ -45,6 +45,9 @@ class Workers(Settings):
     """Number of env workers. None is started if every environment is external."""
     inference: NotNegative = 1
     """Number of inference workers."""
+    project_turns: NotNegative = 0
+    """Number of processes that write the topic `turns`: one row for each turn, with arrays and
+    texts, for SQL and sinks of other teams. 0 leaves the topic empty."""
     autoscale: Annotated[Autoscale | None, FALSE_IS_NONE] = None
     """Absent (`autoscale = false` in TOML): the number of workers does not change by itself."""
     drain_s: PositiveSeconds = 300.0

@@ -21,6 +21,7 @@ from headrace.schemas.topics import (
     Topic,
 )
 from headrace.services.base.clock import now
+from headrace.services.log.unpacked import Texts
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
@@ -47,7 +48,6 @@ from headrace.services.operate.dashboard.views.version_comparison import (
 )
 from headrace.services.operate.dashboard.views.version_view import version_tree
 from headrace.services.operate.show.task_story import make_task_story
-from headrace.services.operate.show.unpacked import Texts
 
 T = TypeVar("T")
 Query = Mapping[str, str]

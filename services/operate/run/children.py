@@ -81,6 +81,13 @@ def _processes(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
         if policy_settings.training is not None:
             for job in ("assemble-batches", "item-statistics"):
                 yield (f"{job}-{name}" if several else job), job, name
+    for number in range(1, recipe.workers.project_turns + 1):
+        several_jobs = recipe.workers.project_turns > 1
+        yield (
+            (f"project-turns-{number}" if several_jobs else "project-turns"),
+            "project-turns",
+            None,
+        )
     yield "scheduler", "scheduler", None
     if recipe.evaluation is not None and recipe.tasks.purpose == "train":
         yield "evaluation", "evaluation", None

@@ -7,6 +7,7 @@ raises UsageError if an engine or a model is missing.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headrace.schemas.recipe.resources.service_names import POLICY_SERVICES as POLICY_SERVICES
@@ -19,23 +20,25 @@ if TYPE_CHECKING:
 
 LISTEN, LISTEN_VARIABLE = "127.0.0.1:8100", "HEADRACE_GATEWAY_LISTEN"
 """HOST:PORT of the gateway, and the environment variable that has another one."""
+_PLAIN = {
+    "source": "headrace.services.tasks.source",
+    "evaluation": "headrace.services.tasks.evaluation_source",
+    "scheduler": "headrace.services.scheduler.service",
+    "agent": "headrace.services.agent.service",
+    "env": "headrace.services.env.service",
+    "project-turns": "headrace.stream_jobs.turn_rows.project_turns",
+}
+"""The modules of services that need nothing but their context."""
 Serve = Callable[["ServiceContext", "ClusterConfig"], Coroutine[Any, Any, None]]
 """Runs a service until it ends."""
 
 
 def load_service(name: str, recipe: Recipe, policy: str | None = None, listen: str = "") -> Serve:
     """Imports a service. `listen` is HOST:PORT of the gateway."""
+    if name in _PLAIN:
+        run = import_module(_PLAIN[name]).run
+        return lambda context, cluster: run(context)
     match name:
-        case "source":
-            from headrace.services.tasks.source import run
-        case "evaluation":
-            from headrace.services.tasks.evaluation_source import run
-        case "scheduler":
-            from headrace.services.scheduler.service import run
-        case "agent":
-            from headrace.services.agent.service import run
-        case "env":
-            from headrace.services.env.service import run
         case "gateway":
             from headrace.services.agent.gateway import service as gateway
 
@@ -66,4 +69,3 @@ def load_service(name: str, recipe: Recipe, policy: str | None = None, listen: s
             return lambda context, cluster: trainer.run(context, policy)
         case _:
             raise ValueError(f"{name!r} is not a service: choose from {', '.join(SERVICES)}")
-    return lambda context, cluster: run(context)

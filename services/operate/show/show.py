@@ -15,6 +15,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import Patience, read_records
+from headrace.services.log.unpacked import Texts
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
@@ -36,7 +37,6 @@ from headrace.services.operate.show.step_page import step_page
 from headrace.services.operate.show.step_story import StepStory, TrainedSample, make_sample
 from headrace.services.operate.show.task_page import task_page, tasks_page
 from headrace.services.operate.show.task_story import TaskStory, make_task_story
-from headrace.services.operate.show.unpacked import Texts
 from headrace.services.tasks.artifact_store import write_artifacts
 
 

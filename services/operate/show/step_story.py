@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, TrajectoryRecorded
+from headrace.services.log.unpacked import floats_in, versions_in
 from headrace.services.operate.evaluation import EvaluationResult
 from headrace.services.operate.show.facts import Fact, location_of
-from headrace.services.operate.show.unpacked import floats_in, versions_in
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from headrace.schemas.events import (
     TaskSubmitted,
     TrajectoryRecorded,
 )
+from headrace.services.log.unpacked import floats_in, ids_in, versions_in
 from headrace.services.operate.readable import iso
 from headrace.services.operate.show.facts import Fact
 from headrace.services.operate.show.pages import (
@@ -30,7 +31,6 @@ from headrace.services.operate.show.task_story import (
     TaskStory,
     TaskTraining,
 )
-from headrace.services.operate.show.unpacked import floats_in, ids_in, versions_in
 
 CLIP = 60
 """Most characters of a text in a task's table. The page of an episode shows all of it."""

@@ -15,9 +15,14 @@ if TYPE_CHECKING:
 PLACES = {
     "atif": "trajectories",
     "inspect": "trajectories.eval",
+    "jsonl": "trajectories.jsonl",
     "otlp": "http://127.0.0.1:4318/v1/traces",
+    "parquet": "trajectories.parquet",
 }
 """The formats, and where each goes by default."""
+
+ROW_FORMATS = ("jsonl", "parquet")
+"""The formats that have a row for each turn."""
 
 
 class Writer(Protocol):
@@ -35,12 +40,13 @@ class Writer(Protocol):
 @click.option(
     "--format", "kind", type=click.Choice(sorted(PLACES)), required=True,
     help="atif: a JSON file for each path, in the Agent Trajectory Interchange Format. inspect: a "
-    "log that `inspect view` opens. otlp: traces for an OpenTelemetry collector.",
+    "log that `inspect view` opens. jsonl, parquet: a row for each turn, with arrays and texts. "
+    "otlp: traces for an OpenTelemetry collector.",
 )  # fmt: skip
 @click.option(
     "--to", metavar="PLACE",
-    help="atif: a folder. inspect: a file, .eval or .json. otlp: a URL. [default: trajectories, "
-    "trajectories.eval, or http://127.0.0.1:4318/v1/traces]",
+    help="atif: a folder. inspect: a file, .eval or .json. jsonl, parquet: a file. otlp: a URL. "
+    "[default: trajectories, with the ending of the format, or http://127.0.0.1:4318/v1/traces]",
 )  # fmt: skip
 @click.option(
     "--most", metavar="N", type=click.IntRange(min=1), default=10_000, show_default=True,
@@ -60,26 +66,37 @@ def trajectories(
     counts is exported. A second export writes the same: files have the same names, and spans the
     same ids. To export a model instead, use `headrace export`.
 
-    The formats inspect and otlp need the extras `inspect` and `otlp`. Texts are decoded with the
-    model's tokenizer; without it, prompts have no text.
+    A row of jsonl and parquet has the fields of the topic `turns`, whether the run writes that or
+    not. The file appears when it is whole.
+
+    The formats inspect, otlp and parquet need the extras of the same names. Texts are decoded with
+    the model's tokenizer; without it, prompts have no text.
 
     \b
     Examples:
       headrace trajectories --format atif --to my-trajectories
+      headrace trajectories --format parquet --most 1000000
       headrace trajectories --format inspect 17 42 --to tasks.eval
       headrace trajectories --format otlp --to http://collector:4318/v1/traces --content
     """
     import asyncio
 
     from headrace.errors import UsageError
+    from headrace.services.log.unpacked import Texts
     from headrace.services.namespace.lookup import open_namespace
     from headrace.services.operate.run.run_stack import running_stack
-    from headrace.services.operate.show.unpacked import Texts
     from headrace.services.operate.trajectories.recorded_episodes import EpisodeReader
 
     if content and kind != "otlp":
         raise UsageError(f"--content is only for --format otlp: {kind} always has the texts")
     cluster, place = cluster_of(options), to or PLACES[kind]
+    if kind in ROW_FORMATS:
+        from headrace.services.operate.trajectories.export_rows import export_rows
+
+        count = asyncio.run(export_rows(cluster, kind, Path(place), frozenset(tasks), most, say))
+        say(f"exported {count} episodes to {place}")
+        _say_if_stopped(count, most)
+        return
 
     async def export() -> tuple[int, int]:
         async with (
@@ -101,7 +118,11 @@ def trajectories(
     written, empty = asyncio.run(export())
     without = f", and left out {empty} without a turn" if empty else ""
     say(f"exported {written} episodes to {place}{without}")
-    if written + empty == most:
+    _say_if_stopped(written + empty, most)
+
+
+def _say_if_stopped(count: int, most: int) -> None:
+    if count == most:
         say(f"stopped after {most} episodes: --most exports more")
 
 

@@ -19,7 +19,7 @@ from headrace.schemas.topics import GENERATIONS, OBSERVATIONS, RESULTS
 from headrace.schemas.turn_paths import paths
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
-from headrace.services.operate.show.unpacked import Texts, floats_in, ids_in, versions_in
+from headrace.services.log.unpacked import Texts, floats_in, ids_in, versions_in
 
 FETCHED_AT_ONCE = 64
 _Attempt = tuple[int, int, int]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import RETENTION_MS, Topics
-from headrace.services.namespace.apply import _configuration
+from headrace.services.namespace.apply import topic_configuration
 from headrace.services.namespace.retention import (
     check_recipe,
     needed_ms,
@@ -34,7 +34,7 @@ def recipe(deadline_s: int = 300) -> Recipe:
 
 def settings(**changes: dict[str, str]) -> dict[str, dict[str, str]]:
     """All topics as `apply` makes them, but for changes by short name (`_` for `.` and `-`)."""
-    made = {one.name: _configuration(one.topic) for one in TOPICS}
+    made = {one.name: topic_configuration(one.topic) for one in TOPICS}
     for short, change in changes.items():
         made[f"x.{short.replace('__', '.')}.v1"].update(change)
     return made

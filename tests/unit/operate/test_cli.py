@@ -19,8 +19,8 @@ COMMANDS = (
     "new", "run", "check", "try", "end", "serve", "up", "down", "apply", "submit", "cancel",
     "quota", "autoscale", "evaluate", "export", "chat", "replay", "compare", "plot",
     "track", "trajectories", "status",
-    "dashboard", "doctor", "verify", "cost", "show", "tail", "topics", "dead-letters", "prune",
-    "recipe",
+    "dashboard", "doctor", "verify", "cost", "show", "tail", "topics", "asyncapi",
+    "dead-letters", "prune", "recipe",
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ observations ObservationRecorded task           P -      env                    
 trajectories TrajectoryRecorded  task           P -      agent                    long
 outcomes     EpisodeEnded        task           P -      agent                    long
 results      TaskEnded           task           P -      agent                    long
+turns        TurnProjected       task           P -      project-turns            long
 groups       GroupClosed         task           1 policy assemble-groups          long
 items        ItemMeasured        item_id        1 policy item-statistics,fenced   forever
 batches      BatchAssembled      policy         1 policy assemble-batches,fenced  long
@@ -76,6 +77,7 @@ def test_a_namespace_s_topics() -> None:
         ("demo.trajectories.v1", 4),
         ("demo.outcomes.v1", 4),
         ("demo.results.v1", 4),
+        ("demo.turns.v1", 4),
         ("demo.groups.a.v1", 1),
         ("demo.groups.b.v1", 1),
         ("demo.items.a.v1", 1),

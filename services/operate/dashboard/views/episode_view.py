@@ -11,6 +11,7 @@ from headrace.errors import UsageError
 from headrace.schemas.events import (
     Turn,
 )
+from headrace.services.log.unpacked import floats_in, versions_in
 from headrace.services.operate.dashboard.index.index_rows import TaskRow
 from headrace.services.operate.dashboard.index.tool_calls_read import calls_in
 from headrace.services.operate.dashboard.index.version_series import number
@@ -33,7 +34,6 @@ from headrace.services.operate.show.task_story import (
     Exchange,
     TaskStory,
 )
-from headrace.services.operate.show.unpacked import floats_in, versions_in
 
 MOST_TURNS = 500
 MOST_EXCHANGES = 1_000

@@ -8,6 +8,7 @@ from headrace.schemas.events import (
     GenerationRequested,
     ObservationRecorded,
 )
+from headrace.services.log.unpacked import versions_in
 from headrace.services.operate.dashboard.views.cut_texts import (
     Tree,
     artifact_tree,
@@ -16,7 +17,6 @@ from headrace.services.operate.dashboard.views.cut_texts import (
     text_tree,
 )
 from headrace.services.operate.show.task_story import Exchange
-from headrace.services.operate.show.unpacked import versions_in
 
 
 def add_request(tree: Tree, event: GenerationRequested | ActionRequested, location: str) -> None:

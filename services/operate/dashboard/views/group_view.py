@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.services.log.unpacked import floats_in
 from headrace.services.operate.dashboard.index.index_rows import TaskRow
 from headrace.services.operate.dashboard.views.cut_texts import (
     Tree,
@@ -12,7 +13,6 @@ from headrace.services.operate.dashboard.views.cut_texts import (
 )
 from headrace.services.operate.dashboard.views.episode_view import group_trees
 from headrace.services.operate.show.task_story import EpisodeStory, TaskStory
-from headrace.services.operate.show.unpacked import floats_in
 
 LAST_TEXT = 400
 """Characters of the last text of an episode that the group shows."""

@@ -15,6 +15,7 @@ from headrace.schemas.topics import DAY_MS, DEAD_LETTERS, RETENTION_MS
 from headrace.services.kafka.broker import Partition, Position
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import Patience, read_records
+from headrace.services.log.unpacked import Texts
 from headrace.services.operate.dashboard.views.cut_texts import WHOLE, Tree, safe, text_tree
 from headrace.services.operate.dashboard.views.fact_reader import FactReader
 from headrace.services.operate.dashboard.views.page_of import DEFAULT, whole_number
@@ -31,7 +32,6 @@ from headrace.services.operate.namespace_topics import find_topic
 from headrace.services.operate.readable import readable_record
 from headrace.services.operate.show.facts import Fact
 from headrace.services.operate.show.ids import RecordId, parse_id
-from headrace.services.operate.show.unpacked import Texts
 
 MOST_RECORDS = 100
 """Most records of one answer."""

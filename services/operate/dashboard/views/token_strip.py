@@ -8,9 +8,9 @@ from typing import NamedTuple
 from headrace.schemas import packed
 from headrace.schemas.events import TrajectoryRecorded, Turn
 from headrace.schemas.turn_paths import paths
+from headrace.services.log.unpacked import ids_in
 from headrace.services.operate.dashboard.index.version_series import number
 from headrace.services.operate.dashboard.views.cut_texts import Tree, safe
-from headrace.services.operate.show.unpacked import ids_in
 
 MOST_TOKENS = 8_000
 """Most tokens of one answer."""

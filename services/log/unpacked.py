@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from headrace.errors import UsageError
 from headrace.schemas.packed import unpack_f32, unpack_i32
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.inference.tokenizer import Tokenizer
-from headrace.services.models.tokens import tokenizer_digest
+from headrace.services.models.tokens import load_library, tokenizer_digest
 from headrace.services.models.weights import model_folder
 
 
@@ -32,7 +32,7 @@ class Texts:
 
     def __init__(self, recipe: Recipe) -> None:
         self._models = {name: policy.model for name, policy in recipe.policies.items()}
-        self._tokenizers: dict[str, tuple[Tokenizer, str] | None] = {}
+        self._tokenizers: dict[str, tuple[Any, str] | None] = {}
 
     def of(self, policy: str, ids: bytes, digest: str = "") -> str | None:
         """Decodes an i32[]. Returns None if this machine does not have the tokenizer.
@@ -48,11 +48,12 @@ class Texts:
         found = self._tokenizers[policy]
         if found is None or digest not in ("", found[1]):
             return None
-        return found[0].decode(ids)
+        text: str = found[0].decode(list(ids), skip_special_tokens=False)
+        return text
 
-    def _load(self, policy: str) -> tuple[Tokenizer, str] | None:
+    def _load(self, policy: str) -> tuple[Any, str] | None:
         try:
             folder = model_folder(self._models.get(policy, ""))
-            return Tokenizer(folder), tokenizer_digest(folder)
+            return load_library(folder), tokenizer_digest(folder)
         except UsageError:
             return None

@@ -1,0 +1,1 @@
+"""`headrace asyncapi`: the contract of a namespace for other teams."""

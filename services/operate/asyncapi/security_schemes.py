@@ -1,0 +1,72 @@
+"""Describes the servers of a cluster, and how a client authenticates, without any secret."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from headrace.services.namespace.cluster_config import ClusterConfig
+
+APICURIO = "/apis/ccompat/"
+"""Part of the path of Apicurio's registry, where it speaks the protocol of Confluent's."""
+CLIENT_CERTIFICATES = ("ssl.certificate.location", "ssl.certificate.pem", "ssl.keystore.location")
+"""Properties of librdkafka, one of which names the client's certificate."""
+_MECHANISMS = {
+    "PLAIN": {"type": "plain"},
+    "SCRAM-SHA-256": {"type": "scramSha256"},
+    "SCRAM-SHA-512": {"type": "scramSha512"},
+    "GSSAPI": {"type": "gssapi"},
+}
+
+
+def security_schemes(properties: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the security schemes of AsyncAPI that librdkafka's properties mean, by name.
+
+    Empty if clients don't authenticate.
+    """
+    protocol = properties.get("security.protocol", "plaintext").lower()
+    if protocol == "ssl":
+        has_certificate = any(name in properties for name in CLIENT_CERTIFICATES)
+        text = "A client certificate (mutual TLS)."
+        return {"mtls": {"type": "X509", "description": text}} if has_certificate else {}
+    if not protocol.startswith("sasl"):
+        return {}
+    mechanism = properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "GSSAPI"))
+    name = mechanism.lower()
+    if mechanism != "OAUTHBEARER":
+        return {name: _MECHANISMS[mechanism]} if mechanism in _MECHANISMS else {}
+    token_url = properties.get("sasl.oauthbearer.token.endpoint.url", "")
+    if not token_url:
+        return {name: {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}}
+    scopes = dict.fromkeys(properties.get("sasl.oauthbearer.scope", "").split(), "")
+    flow = {"tokenUrl": without_secret(token_url), "availableScopes": scopes}
+    return {name: {"type": "oauth2", "flows": {"clientCredentials": flow}}}
+
+
+def servers(cluster: ClusterConfig, schemes: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a server for each broker that `cluster` names; empty if it names none."""
+    addresses = (cluster.bootstrap_servers or "").split(",")
+    protocol = cluster.kafka_properties.get("security.protocol", "plaintext").lower()
+    registry = without_secret(cluster.registry_url or "")
+    server = {
+        "protocol": "kafka-secure" if protocol.endswith("ssl") else "kafka",
+        "description": f"Kafka ({protocol.upper()}), and its schema registry.",
+        "security": [{"$ref": f"#/components/securitySchemes/{name}"} for name in schemes],
+        "bindings": {
+            "kafka": {
+                "schemaRegistryUrl": registry,
+                "schemaRegistryVendor": "apicurio" if APICURIO in registry else "confluent",
+                "bindingVersion": "0.5.0",
+            }
+        },
+    }
+    hosts = [address.strip() for address in addresses if address.strip()]
+    return {f"broker-{number}": {"host": host, **server} for number, host in enumerate(hosts, 1)}
+
+
+def without_secret(url: str) -> str:
+    """Returns the first URL of a list, without the user and the password."""
+    first = url.split(",")[0].strip()
+    parts = urlsplit(first)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

@@ -1,0 +1,1 @@
+"""Turns of episodes as rows, for SQL and sinks."""

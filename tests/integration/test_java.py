@@ -1,0 +1,90 @@
+"""The judge and the reader of results in Java work in a run, with Avro's own library.
+
+They are compiled by Eclipse's compiler, which is a jar, on the Java of the local stack.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from headrace.infra import local
+from headrace.infra.local.detached import locked
+from headrace.infra.local.jars import cache_folder, java, kafka_jars, load_pins, maven_context
+from tests.commands import cluster_variables
+from tests.integration.judged import said_by
+from tests.integration.test_judges import BOUND_S, ITEMS, RECIPE, SAMPLES, started
+from tests.integration.test_other_teams import headrace
+from tests.unit.test_architecture import ROOT
+
+COMPILER = ("org.eclipse.jdt", "ecj", "3.42.0")
+AVRO = ("org.apache.avro", "avro", "1.12.0")
+FETCH_S = 300.0
+
+
+def fetched(group: str, name: str, version: str) -> Path:
+    """A jar of the Maven repository, which all checkouts of this user share."""
+    folder = cache_folder() / "test-jars"
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / "fetch.lock", FETCH_S):
+        context = maven_context(folder, threading.Event())
+        return context.project(group, name).at_version(version).artifact().resolve()
+
+
+@pytest.fixture(scope="module")
+def class_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The class path of the compiled examples."""
+    kafka = kafka_jars(load_pins(), cache_folder(), lambda _: None, threading.Event())
+    jars = ":".join(map(str, (*kafka.class_path, fetched(*AVRO))))
+    classes = tmp_path_factory.mktemp("classes")
+    subprocess.run(
+        [
+            *(str(java()), "-cp", str(fetched(*COMPILER))),
+            *(
+                "org.eclipse.jdt.internal.compiler.batch.Main",
+                "-17",
+                "-proc:none",
+                "-failOnWarning",
+            ),
+            *("-warn:none", "-cp", jars, "-d", str(classes)),
+            *(str(path) for path in sorted((ROOT / "examples/java").glob("*.java"))),
+        ],
+        check=True,
+        timeout=BOUND_S,
+    )
+    return f"{jars}:{classes}"
+
+
+def test_java_judges_and_reads(
+    class_path: str, tmp_path: Path, local_stack: local.LocalStack, namespace: str
+) -> None:
+    recipe = tmp_path / "judged.toml"
+    recipe.write_text(RECIPE)
+    environment = cluster_variables(local_stack, namespace, tmp_path)
+    headrace(("apply", str(recipe)), environment)
+    where = (local_stack.bootstrap_servers, local_stack.registry_url, namespace)
+    program = (str(java()), "-XX:TieredStopAtLevel=1", "-cp", class_path)
+    with subprocess.Popen([*program, "Judge", *where], stdout=subprocess.DEVNULL) as judge:
+        try:
+            run = ("-m", "headrace", "run", str(recipe), "--json", "--quiet")
+            with started(*run, **environment) as running:
+                summary = json.loads(running.communicate(timeout=BOUND_S)[0])
+        finally:
+            judge.kill()
+    assert (summary["tasks"], summary["failures"], summary["restarts"]) == (ITEMS, 0, 0)
+    printed = subprocess.run(
+        [*program, "Results", *where, str(ITEMS)],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    found = dict(line.split(": ") for line in printed.splitlines())
+    assert len(found) == ITEMS
+    for task, rewards in found.items():
+        expected = [(sample + 1) / len(said_by(int(task), sample)) for sample in range(SAMPLES)]
+        assert [float(one) for one in rewards.split()] == pytest.approx(expected)
