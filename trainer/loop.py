@@ -287,7 +287,7 @@ class Trainer:
             return
         batch, found = prepared.delivery.event, self._learner.start_logprobs
         if status == "trained" and self._settings.record_logprobs and batch.sampled_tokens:
-            fields["logprobs"] = pack_logprobs(batch, found)
+            fields["logprobs"] = await asyncio.to_thread(pack_logprobs, batch, found)
         await self._publish(status, metrics, batch=prepared.delivery.ref, **fields)
         if self._version - self._saved >= self._settings.checkpoint_every:
             await self._save()

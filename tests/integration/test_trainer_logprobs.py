@@ -97,9 +97,8 @@ def test_the_strip_shows_what_the_weights_before_the_batch_say(
                         assert_unknown(tree, DROPPED)
                         continue
                     assert tree["remarks"] == []
-                    assert (
-                        tree.keys() == tokens(17, 0, {}).keys()
-                    )  # what the browser is tested with
+                    # The tests in the browser use the same columns.
+                    assert tree.keys() == tokens(17, 0, {}).keys()
                     assert tree["trainer"][::2] == [None] * 3  # context
                     numbers = await expected(bench, weights, sample)
                     assert tree["trainer"][1::2] == pytest.approx(numbers, abs=1e-5)

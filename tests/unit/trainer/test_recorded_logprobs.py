@@ -43,7 +43,7 @@ def sequence(sample: int, turns: dict[int, int]) -> TokenSequence:
     return TokenSequence(
         tokens=np.zeros(count + 1, np.int64), positions=np.arange(1, count + 1),
         behaviour=zeros, advantages=zeros, versions=np.zeros(count, np.int64),
-        samplings=tuple((Sampling(), one) for one in turns.values()),
+        samplings=tuple((Sampling(max_tokens=1), one) for one in turns.values()),
         demonstrated=np.zeros(count, np.bool_), sample=sample, turns=tuple(turns),
     )  # fmt: skip
 
