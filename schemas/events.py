@@ -1017,6 +1017,12 @@ class PolicyPublished(Event):
     """Seconds that the training took."""
     metrics: dict[str, float] = {}
     """Loss, gradient norm and other numbers, by name."""
+    logprobs: Blob | None = None
+    """The trainer's logprobs of the batch's tokens in nats, before its first update: one
+    little-endian float32 for each of its `sampled_tokens`. The samples have the order of the batch.
+    Within a sample, the turns that the policy trains have the order of the trajectory. A sample
+    that the trainer dropped is all NaN. Null if the record is not `trained`, if its batch has no
+    tokens, or if the recipe turns it off."""
 
     def weight_blobs(self) -> list[Blob]:
         """Returns the blobs that this version's weights are made of."""

@@ -34,6 +34,7 @@ from headrace.trainer.metrics.training_metrics import Totals
 from headrace.trainer.model_loading import load_policy, position_limit, trained_weights
 from headrace.trainer.optimizer_state import above, optimizer_tensors, restore_optimizer, under
 from headrace.trainer.sequences import (
+    Floats,
     Stopped,
     TokenSequence,
     UnusableBatch,
@@ -88,10 +89,11 @@ class Learner:
         self._optimizer.register_step_post_hook(self._masters.update_copies)
         self._critic: Critic | None = None
         if (chosen := self._settings.critic) is not None:
-            betas = self._settings.betas
-            self._critic = Critic(chosen, self._forward.width, self.device, betas)
+            self._critic = Critic(chosen, self._forward.width, self.device, self._settings.betas)
         self.updates_done = 0
         """Optimizer updates of the policy since version 0."""
+        self.start_logprobs: list[tuple[TokenSequence, Floats]] = []
+        """The newest trained sequences, with their logprobs [N] before the batch's first update."""
 
     def weights(self) -> bytes:
         """Returns the trained weights, or the adapter, as a safetensors file in the policy's
@@ -135,6 +137,7 @@ class Learner:
                     raise_if_stopped(stop)
                     self._backward(plan, sequences, tokens, state, totals)
                 self._step(self._highest_rate(plan), totals)
+        self.start_logprobs = [one for plan in plans for one in plan.by_sequence()]
         return totals.metrics()
 
     def save(self, path: Path) -> None:
@@ -159,8 +162,7 @@ class Learner:
     def _state(self, copied: bool = False) -> dict[str, Tensor]:
         """Returns model, optimizer, warmup and random state by name, on the CPU.
 
-        The tensors may share the learner's memory, unless `copied`. A frozen base is represented by
-        its digest.
+        The tensors may share the learner's memory, unless `copied`. A frozen base is its digest.
         """
         state = self._trained_state()
         state |= above("optimizer", optimizer_tensors(self._optimizer))
@@ -187,11 +189,8 @@ class Learner:
 
     def _restore(self, tensors: dict[str, Tensor]) -> None:
         own = self._trained_state()
-        given = {
-            name: tensor
-            for name, tensor in tensors.items()
-            if name.partition(".")[0] in ("model", "buffer", "base")
-        }
+        kinds = ("model.", "buffer.", "base")
+        given = {name: one for name, one in tensors.items() if name.startswith(kinds)}
         try:
             check_fit(own, given)
         except BlobError as error:
@@ -264,6 +263,7 @@ class Learner:
         with torch.set_grad_enabled(not only_critic):
             hidden = self._forward.hidden(inputs)
             logprobs, entropies = self._forward.logprobs(inputs, hidden)
+        plan.note(tokens, logprobs.detach())
         total = logprobs.new_zeros(())
         if len(shown := inputs.demonstrated):
             terms = cross_entropy(logprobs[shown], inputs.advantages[shown])

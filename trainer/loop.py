@@ -30,6 +30,7 @@ from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints
 from headrace.trainer.loader import PreparedBatch, load_batch
 from headrace.trainer.metrics.exported_metrics import PHASES, note_batch
+from headrace.trainer.metrics.recorded_logprobs import pack_logprobs
 from headrace.trainer.publish import CHECK_S, Publisher, Status
 from headrace.trainer.sequences import Stopped, UnusableBatch
 from headrace.trainer.versions import StoredVersion
@@ -277,13 +278,16 @@ class Trainer:
     ) -> None:
         """Makes the batch's version the current one, and publishes it if it is new.
 
-        `fields` are those of `Publisher.publish`, except `batch`.
+        `fields` are those of `Publisher.publish`, except `batch` and `logprobs`.
         """
         self._version = prepared.delivery.event.version
         self._offset = prepared.delivery.offset + 1
         if self._silent:
             await self._publish_if_resumed()
             return
+        batch, found = prepared.delivery.event, self._learner.start_logprobs
+        if status == "trained" and self._settings.record_logprobs and batch.sampled_tokens:
+            fields["logprobs"] = await asyncio.to_thread(pack_logprobs, batch, found)
         await self._publish(status, metrics, batch=prepared.delivery.ref, **fields)
         if self._version - self._saved >= self._settings.checkpoint_every:
             await self._save()

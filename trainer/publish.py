@@ -125,15 +125,18 @@ class Publisher:
         status: Status,
         weights: bytes,
         metrics: Mapping[str, float] | None = None,
+        logprobs: bytes | None = None,
         **fields: Any,
     ) -> StoredVersion:
         """Stores a version's weights, a safetensors file, and then writes its record.
 
-        `fields` are more fields of the record: `batch`, `updates`, `wait_s` and `step_s`. Raises
-        Fenced if another trainer has fenced this one, and DependencyError if it is unknown whether
-        the record was written.
+        `logprobs` is what `pack_logprobs` returned, which is stored, too. `fields` are more fields
+        of the record: `batch`, `updates`, `wait_s` and `step_s`. Raises Fenced if another trainer
+        has fenced this one, and DependencyError if it is unknown whether the record was written.
         """
         stored = await asyncio.to_thread(self.versions.add, version, weights)
+        if logprobs is not None:
+            fields["logprobs"] = await asyncio.to_thread(self.versions.keep_logprobs, logprobs)
         await self._write(version, status, stored, metrics or {}, **fields)
         return stored
 

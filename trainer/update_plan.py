@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headrace.trainer.critic.estimates import Doubles, Estimates
 from headrace.trainer.losses.loss import Loss, MicroBatch, token_weights
-from headrace.trainer.sequences import TokenSequence, UpdateBatch
+from headrace.trainer.sequences import Floats, TokenSequence, UpdateBatch
 
 
 class UpdatePlan:
@@ -48,6 +48,7 @@ class UpdatePlan:
         """The sequences of each micro-batch, and the indices of their trained tokens, [N] int64."""
         self.proximal: Tensor | None = None
         """[T] float32: logprobs at the batch's start. None if the new ones are those."""
+        self._noted = torch.empty_like(self.weights)
         self.reference: Tensor | None = None
         """[T] float32: logprobs by version 0, if the recipe has a `kl_coefficient`."""
         self.values: Tensor | None = None
@@ -70,6 +71,19 @@ class UpdatePlan:
         self.returns = spread(estimates.returns)
         advantages = self._all.advantages * spread(estimates.advantages)
         self._all = replace(self._all, advantages=advantages)
+
+    def note(self, chosen: Tensor, logprobs: Tensor) -> None:
+        """Notes the new logprobs of the tokens with the indices `chosen` [N], for `by_sequence`."""
+        self._noted[chosen] = logprobs
+
+    def by_sequence(self) -> list[tuple[TokenSequence, Floats]]:
+        """Returns the sequences, each with its logprobs [N] at the batch's start.
+
+        Without `proximal`, all tokens must have been noted.
+        """
+        whole = (self._noted if self.proximal is None else self.proximal).cpu().numpy()
+        ends = np.cumsum([len(one.positions) for one in self.sequences])
+        return list(zip(self.sequences, np.split(whole, ends[:-1]), strict=True))
 
     def tokens(self, chosen: Tensor, logprobs: Tensor, state: object = None) -> MicroBatch:
         """Returns the tokens with the indices `chosen` [N], of which `logprobs` are the new ones.

@@ -70,6 +70,10 @@ class VersionStore:
         self._base = blob, file
         return blob
 
+    def keep_logprobs(self, packed: bytes) -> Blob:
+        """Stores what `pack_logprobs` returned."""
+        return self._blobs.put(packed, "application/octet-stream")
+
     def add(self, version: int, weights: bytes) -> StoredVersion:
         """Stores the next version. `weights` is a safetensors file."""
         digest = weights_digest(weights)

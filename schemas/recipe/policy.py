@@ -223,6 +223,9 @@ class Training(Settings):
     full_every: Positive = 20
     """Number of versions from one publication of the whole weights to the next. Between them, only
     the difference is published if it is smaller. 1 always publishes the whole weights."""
+    record_logprobs: bool = True
+    """Whether the trainer stores the logprobs that it computes for the tokens of each batch, before
+    the batch's first update. They take 4 bytes for each token, in a blob that the version names."""
     threads: Positive = 1
     """Number of CPU threads."""
     device: str = "auto"

@@ -243,6 +243,10 @@ def episode(task: int, sample: int) -> Answer:
     }
 
 
+UNKNOWN = (
+    "Policy default: the trainer's logprobs are unknown. Those of version 39 can't be read: blob "
+    f"{SHA} is not in /data/blobs. It was pruned, or its writer uses another blob store."
+)
 PIECES = (
     " the",
     " river",
@@ -263,7 +267,11 @@ PIECES = (
 
 
 def tokens(task: int, sample: int, asked: dict[str, str]) -> Answer:
-    """`/api/episodes/TASK/SAMPLE/tokens`. The rich episode has 32,000."""
+    """`/api/episodes/TASK/SAMPLE/tokens`. The rich episode has 32,000.
+
+    The blob with the trainer's logprobs of sample 1 was pruned.
+    """
+    pruned = sample == 1
     total = LONG_TOKENS if (task, sample) == RICH else 240
     start, limit = int(asked.get("from", 0)), min(8000, int(asked.get("limit", 4000)))
     last = min(total, start + limit)
@@ -294,7 +302,7 @@ def tokens(task: int, sample: int, asked: dict[str, str]) -> Answer:
             "origin": (2 if turn == 4 else 1) if sampled else 0,
             "mask": int(sampled and turn != 4),
             "logprob": engine,
-            "trainer": None if engine is None else engine + chance.gauss(0, 0.1),
+            "trainer": None if pruned or engine is None else engine + chance.gauss(0, 0.1),
             "teacher": None,
             "version": 38 + turn % 2 if sampled else -1,
             "policy": 0,
@@ -308,5 +316,6 @@ def tokens(task: int, sample: int, asked: dict[str, str]) -> Answer:
         "branch": int(asked.get("branch", 5)),
         "policies": ["default"],
         "leaves": [3, 5],
+        "remarks": [UNKNOWN] if pruned else [],
         **columns,
     }

@@ -82,6 +82,17 @@ def test_a_strip_of_32000_tokens_keeps_few_in_the_document(open_page: Open) -> N
     expect(page.get_by_text("likelier for the trainer", exact=True)).to_be_visible()
 
 
+def test_why_logprobs_of_the_trainer_are_unknown_is_said(open_page: Open) -> None:
+    page = open_page("#/episode/17/1?tab=tokens&at=60&colour=difference")
+    strip = page.locator("[data-name=strip]")
+    chosen = strip.get_by_role("status")
+    expect(strip.get_by_role("listitem")).to_contain_text("It was pruned")
+    expect(chosen).to_contain_text(re.compile("Trainer logprob\\s*\u2013"))
+    page.evaluate("location.hash = '#/episode/17/0?tab=tokens&at=60'")
+    expect(strip.get_by_role("listitem")).to_have_count(0)
+    expect(chosen).to_contain_text(re.compile("Trainer logprob\\s*[-\u2212]\\d"))
+
+
 def test_a_branch_is_chosen_in_the_tree(open_page: Open) -> None:
     page = open_page("#/episode/17/2")
     expect(page.locator("#turn-5")).to_contain_text("The answer is 41.")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.events import Blob, TrajectoryRecorded
@@ -42,11 +42,13 @@ from headrace.services.operate.dashboard.views.token_strip import (
     Decode,
     strip_tree,
 )
+from headrace.services.operate.dashboard.views.trainer_logprobs import TrainerLogprobs
 from headrace.services.operate.dashboard.views.version_comparison import (
     compare_runs,
     compare_versions,
 )
 from headrace.services.operate.dashboard.views.version_view import version_tree
+from headrace.services.operate.show.facts import Fact
 from headrace.services.operate.show.task_story import make_task_story
 
 T = TypeVar("T")
@@ -152,19 +154,23 @@ class DashboardApi:
             raise UsageError(f"the trajectory of episode {task}/{sample} is gone from the log")
         event = fact.event
         branch = whole_number(query, "branch", -1, -1, max(0, len(event.turns) - 1))
+        finder = TrainerLogprobs(self.index, self.reader, self._blobs)
+        trainer, remarks = await finder.of(cast("Fact[TrajectoryRecorded]", fact), episode)
 
         def decoder(policy: str) -> Decode:
             return lambda ids: self._texts.of_ids(policy, ids, event.tokenizer)
 
         def make() -> Tree:
-            return strip_tree(
+            tree = strip_tree(
                 event,
                 decoder,
+                trainer,
                 branch=None if branch < 0 else branch,
                 first=whole_number(query, "from", 0),
                 limit=whole_number(query, "limit", STRIP, 1, MOST_TOKENS),
                 masked=episode.masked,
             )
+            return tree | {"remarks": remarks}
 
         return await self._in_thread(make)
 

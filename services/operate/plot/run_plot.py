@@ -22,7 +22,7 @@ def draw_run(curves: RunCurves, figure: Figure, path: Path) -> None:
     Without evaluations there is a panel of what the trainer waits instead. Raises DependencyError
     if the disk can't take the file.
     """
-    second = "evaluation: avg@k, 95 %" if curves.evaluations else "share of time that it waits"
+    second = "evaluation: avg@k, 95 %" if curves.evaluations else "share of time the trainer waits"
     titles = ["mean reward of the batch", second, "staleness in versions", "tokens per second"]
     reward, evaluation, staleness, throughput = add_panels(figure, titles)
     _draw_line(reward, curves.metric("reward_mean"))

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from headrace.schemas.events import Event, PolicyPublished, RunStateEntered
+from headrace.schemas.events import Blob, Event, PolicyPublished, RunStateEntered
 from headrace.schemas.recipe.task_settings import League
 from headrace.services.models.blob_owners import UNKNOWN, Marker, Removal, StoredBlob
 from headrace.services.namespace.run_life import RunLife
@@ -54,8 +54,9 @@ class Published:
     version: int
     at: float
     """Epoch seconds."""
-    weights: frozenset[str] = frozenset()
-    """Blobs of full weights, of the deltas that build on them, and of an adapter's base."""
+    blobs: frozenset[str] = frozenset()
+    """Blobs of full weights, of the deltas that build on them, of an adapter's base, and of the
+    trainer's logprobs."""
     tokenizer: str | None = None
 
 
@@ -113,14 +114,14 @@ class Namespace:
                     event.policy,
                     event.version,
                     recorded_at,
-                    frozenset(blob.sha256.hex() for blob in event.weight_blobs()),
+                    frozenset(blob.sha256.hex() for blob in _blobs_of(event)),
                     event.tokenizer.sha256.hex() if event.tokenizer is not None else None,
                 )
             )
 
-    def weights(self) -> set[str]:
-        """Returns the weights of all versions."""
-        return {name for one in self.publications for name in one.weights}
+    def blobs(self) -> set[str]:
+        """Returns the blobs of all versions, without tokenizers."""
+        return {name for one in self.publications for name in one.blobs}
 
     def tokenizers(self) -> set[str]:
         """Returns the tokenizers of all versions."""
@@ -153,6 +154,11 @@ class Prunable:
     def to_tree(self) -> dict[str, Any]:
         """Returns it as JSON values."""
         return {name: getattr(self, name) for name in ("kind", "what", "size", "why")}
+
+
+def _blobs_of(published: PolicyPublished) -> list[Blob]:
+    logprobs = [] if published.logprobs is None else [published.logprobs]
+    return published.weight_blobs() + logprobs
 
 
 def needed_versions(
@@ -192,7 +198,7 @@ def needed_opponents(publications: Sequence[Published], league: League, since: f
 def needed_blobs(
     namespace: Namespace, keep: int, checkpoints: Mapping[str, Collection[int]], now_s: float
 ) -> set[str]:
-    """Returns the SHA-256, in hex, of the weights and tokenizers that a namespace needs.
+    """Returns the SHA-256, in hex, of the blobs that a namespace's versions need.
 
     `checkpoints` maps each policy to the versions of its checkpoints.
     """
@@ -206,7 +212,7 @@ def needed_blobs(
         versions = needed_versions(mine, keep, checkpoints.get(policy, ()), since)
         if since is not None and league is not None:
             versions |= needed_opponents(mine, league, since)
-        needed |= {name for one in mine if one.version in versions for name in one.weights}
+        needed |= {name for one in mine if one.version in versions for name in one.blobs}
     return needed | namespace.tokenizers()
 
 

@@ -88,7 +88,7 @@ class Pruner:
                 models = await asyncio.to_thread(blobs_of, space.models(), self.blobs)
                 referred = {blob.sha256.hex() for blob in models}
                 claims[owner_name(cluster, space.name)] = OwnerNeeds(
-                    space.weights() | space.tokenizers() | referred,
+                    space.blobs() | space.tokenizers() | referred,
                     needed_blobs(space, keep, checkpoints, now_s) | referred,
                 )
         artifacts = await self._artifacts(staying, existing) if unnamed else None

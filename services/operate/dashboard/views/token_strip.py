@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from headrace.schemas import packed
@@ -33,6 +33,7 @@ class Token(NamedTuple):
     origin: int
     mask: int
     logprob: float | None
+    trainer: float | None
     teacher: float | None
     version: int
     policy: str
@@ -41,6 +42,7 @@ class Token(NamedTuple):
 def strip_tree(
     trajectory: TrajectoryRecorded,
     decoder: Callable[[str], Decode],
+    trainer: Mapping[int, Sequence[float | None]],
     *,
     branch: int | None,
     first: int,
@@ -49,7 +51,8 @@ def strip_tree(
 ) -> Tree:
     """Returns the tokens from the root to turn `branch`, by default the last one.
 
-    `decoder` returns what decodes the ids of a policy. `masked`: no policy learns from the episode.
+    `decoder` returns what decodes the ids of a policy. `trainer` has the trainer's logprobs of the
+    turns of which they are known. `masked`: no policy learns from the episode.
     """
     turns = trajectory.turns
     leaves = [path[-1] for path in paths(turns)]
@@ -59,7 +62,11 @@ def strip_tree(
     while 0 <= at < len(turns) and len(path) <= len(turns):
         path.append(at)
         at = turns[at].parent
-    tokens = [one for turn in reversed(path) for one in _tokens(turn, turns[turn], masked)]
+    tokens = [
+        one
+        for turn in reversed(path)
+        for one in _tokens(turn, turns[turn], trainer.get(turn), masked)
+    ]
     shown = tokens[first : first + min(limit, MOST_TOKENS)]
     policies = list(dict.fromkeys(one.policy for one in shown))
     return {
@@ -74,7 +81,7 @@ def strip_tree(
         "origin": [one.origin for one in shown],
         "mask": [one.mask for one in shown],
         "logprob": [one.logprob for one in shown],
-        "trainer": [None] * len(shown),
+        "trainer": [one.trainer for one in shown],
         "teacher": [one.teacher for one in shown],
         "version": [one.version for one in shown],
         "policy": [policies.index(one.policy) for one in shown],
@@ -82,9 +89,11 @@ def strip_tree(
     }
 
 
-def _tokens(number_of: int, turn: Turn, masked: bool) -> Iterator[Token]:
+def _tokens(
+    number_of: int, turn: Turn, trainer: Sequence[float | None] | None, masked: bool
+) -> Iterator[Token]:
     for one in ids_in(turn.context):
-        yield Token(number_of, one, CONTEXT, 0, None, None, -1, turn.policy)
+        yield Token(number_of, one, CONTEXT, 0, None, None, None, -1, turn.policy)
     ids = ids_in(turn.tokens)
     logprobs = _floats(turn.logprobs, len(ids))
     teacher = _floats(turn.teacher, len(ids))
@@ -95,8 +104,10 @@ def _tokens(number_of: int, turn: Turn, masked: bool) -> Iterator[Token]:
     versions = versions or [-1] * len(ids)
     origin = DEMONSTRATED if turn.demonstrated else SAMPLED
     mask = int(turn.trainable and (turn.demonstrated or not masked))
-    for one, logprob, taught, version in zip(ids, logprobs, teacher, versions, strict=True):
-        yield Token(number_of, one, origin, mask, logprob, taught, version, turn.policy)
+    trainer = trainer or [None] * len(ids)
+    columns = zip(ids, logprobs, trainer, teacher, versions, strict=True)
+    for one, logprob, trained, taught, version in columns:
+        yield Token(number_of, one, origin, mask, logprob, trained, taught, version, turn.policy)
 
 
 def _floats(data: bytes, count: int) -> list[float | None]:

@@ -49,7 +49,9 @@ def strip(turns: list[Turn], branch: int | None = None, first: int = 0, limit: i
         task=0, sample=0, source="s", task_id="t", item_id="i", agent="a", ending="finished",
         started=0, ended=0, turns=tuple(turns),
     )  # fmt: skip
-    return strip_tree(trajectory, decoder, branch=branch, first=first, limit=limit, masked=False)
+    return strip_tree(
+        trajectory, decoder, {2: [-0.25]}, branch=branch, first=first, limit=limit, masked=False
+    )
 
 
 def turn(parent: int, context: str, text: str, version: int = 1, **more: Any) -> Turn:
@@ -69,6 +71,7 @@ def test_a_branch_has_the_tokens_of_its_own_turns() -> None:
     assert tree["mask"] == [0, 0, 1, 0, 1]
     assert tree["version"] == [-1, -1, 1, -1, 2]
     assert tree["logprob"] == [None, None, -0.5, None, -0.5]
+    assert tree["trainer"] == [None, None, None, None, -0.25]
     assert tree["leaves"] == [1, 2]
     assert "".join(strip(turns, branch=1)["text"]) == "abcde"
     window = strip(turns, first=2, limit=2)

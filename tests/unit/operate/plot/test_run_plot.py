@@ -62,7 +62,7 @@ def test_a_run_is_drawn_in_the_same_way_each_time(tmp_path: Path) -> None:
 def test_a_run_without_evaluations_shows_what_the_trainer_waits(tmp_path: Path) -> None:
     file = tmp_path / "run.svg"
     draw_run(curves(), empty_figure(file, "FILE"), file)
-    assert "share of time that it waits" in text_of(file)
+    assert "share of time the trainer waits" in text_of(file)
 
 
 @pytest.mark.parametrize("suffix", [".svg", ".png"])

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.schemas.events import RunStateEntered
+from headrace.schemas.events import PolicyPublished, RunStateEntered
 from headrace.services.models.blob_owners import UNKNOWN, Marker, StoredBlob
+from headrace.services.models.blobs import describe
 from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.prune.needs import (
     DEADLINE_S,
@@ -64,6 +65,21 @@ def test_a_version_needs_the_whole_weights_and_the_deltas_that_it_builds_on() ->
     )
     needed = needed_blobs(space, 1, {}, NOW)
     assert needed == {"default-98", "delta-99", "delta-100", "tokenizer", "t"}
+
+
+def test_a_version_needs_the_trainers_logprobs_as_long_as_its_weights() -> None:
+    space = Namespace("test", ended_at=0.0)
+    for version in (1, 2):
+        space.add(
+            PolicyPublished(
+                policy="default", version=version, status="trained", digest=bytes(32),
+                full_version=version, logprobs=describe(bytes([version]), ""),
+            ),
+            NOW,
+        )  # fmt: skip
+    first, second = (describe(bytes([version]), "").sha256.hex() for version in (1, 2))
+    assert needed_blobs(space, 1, {}, NOW + 100) == {second}
+    assert space.blobs() == {first, second}
 
 
 @given(

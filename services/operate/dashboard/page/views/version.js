@@ -44,7 +44,7 @@ function Steps({ data }) {
     <a href=${link(["episodes"], { policy, version_min: version, version_max: version })}>Episodes that sampled from it</a>
     <span class="push"></span>
     <${Action} name="Evaluate" action="evaluate" body=${{ policy, version }} question=${`Evaluate version ${version} of ${policy}? This starts a command beside the dashboard.`} />
-    <${Action} name="Replay from here" action="replay" body=${{ policy, version }} question=${`Start a replay of the recorded batches from version ${version} of ${policy}?`} />
+    <${Action} name="Replay up to here" action="replay" body=${{ policy, version }} question=${`Train versions 1 to ${version} of ${policy} again from the recorded batches, in a namespace of their own? This starts a command beside the dashboard.`} />
   </div>`;
 }
 

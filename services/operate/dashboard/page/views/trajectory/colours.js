@@ -29,7 +29,7 @@ export function modes(tokens) {
     mask: { title: "mask", paint: (all, i) => (all.mask[i] ? named("t3", "--c3") : plain), keys: [["t3", "trained on"], ["t0", "not trained on"]] },
     logprob: { title: "engine logprob", paint: (all, i) => (all.logprob[i] === null ? plain : painted("--c2", Math.min(1, -all.logprob[i] / UNSURE_NATS))),
       keys: [["t4", "unlikely"], ["t0", "likely, or not sampled"]] },
-    difference: { title: "trainer minus engine", paint: difference, keys: [["t3", "likelier for the trainer"], ["t5", "less likely for the trainer"], ["t0", "equal, or not recorded"]] },
+    difference: { title: "trainer minus engine", paint: difference, keys: [["t3", "likelier for the trainer"], ["t5", "less likely for the trainer"], ["t0", "equal, or not known"]] },
     version: { title: "version", paint: (all, i) => cyclic(versions.indexOf(all.version[i])),
       keys: versions.slice(0, 8).map((one, index) => [`h${index % HUES.length}`, `version ${one}`]) },
     policy: { title: "policy", paint: (all, i) => (all.origin[i] === 0 ? plain : cyclic(all.policy[i])),
