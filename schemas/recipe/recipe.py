@@ -127,9 +127,10 @@ class Scheduler(Settings):
     images: dict[str, NotNegative] = {}
     """The same by container image: that of a task, or that of its environment's options."""
     require_reports: bool = True
-    """Whether a task starts only if a worker of each policy that plays in it has reported its load
-    in the last seconds. Turn it off if a service of your own answers the prompts and writes no
-    `loads`."""
+    """Whether a task starts only if a worker of each policy that plays in it, and an env worker of
+    its environment, have reported their load in the last seconds. An environment of another team
+    (`external`) needs no report. Turn it off if a service of your own answers the prompts and
+    writes no `loads`."""
     waiting_per_slot: float = Field(default=4.0, gt=0)
     """No task starts while more prompts than this wait for each slot of a policy that plays in it.
     """

@@ -338,7 +338,7 @@ class SchedulerCore:
             may = has_room(self._recipe, self._policies, self._published)
         else:
             may = self._published.keys() >= task.policies
-        return may and self.pools.take_more(task.policies, now_s)
+        return may and self.pools.take_more(task.policies, task.environment, now_s)
 
     def _chance(self, now_s: float, task: WaitingTask, within_limit: bool) -> Chance:
         able = partial(self._may, now_s)

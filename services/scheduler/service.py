@@ -305,10 +305,10 @@ class SchedulerShard:
         elif SILENCE_S <= now_s - self._silent_since < inf:
             self._silent_since = inf
             logger.warning(
-                "tasks in which %s plays do not start: for %.0f s no inference worker of it has "
-                "reported that it has slots. Does `headrace serve inference` run? Is a limit of "
-                "calls 0 (`headrace quota`)? If a service of your own answers the prompts, set "
-                "scheduler.require_reports = false",
+                "tasks that need %s do not start: for %.0f s no worker of it has reported that it "
+                "has slots. Do `headrace serve inference` and `headrace serve env` run? Is a limit "
+                "of calls 0 (`headrace quota`)? If a service of your own answers the prompts or "
+                "actions, set scheduler.require_reports = false",
                 " or ".join(silent),
                 SILENCE_S,
             )

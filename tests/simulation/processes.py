@@ -48,6 +48,8 @@ from tests.simulation.teaching import TEACHER
 from tests.simulation.virtual_time import OWNER, loop
 
 RESTART_S = 0.5
+LATE_S = {"env": 1.0}
+"""Seconds that the first start of a service takes, in which the others work already."""
 UNUSABLE_IN = 6
 """One in so many batches can't be trained on, where that is on."""
 
@@ -132,6 +134,7 @@ class Process:
 
     async def _supervise(self) -> None:
         finished = False
+        await asyncio.sleep(LATE_S.get(self.service, 0.0))
         while not finished and not self._leaving and not self._stopping.is_set():
             self.starts += 1
             self.thaw()  # Frozen while it was down: that was nobody.

@@ -68,6 +68,7 @@ class _Judge:
         return (
             self._tenant(task)
             or self._workers(task)
+            or self._env_workers(task)
             or self._room(task)
             or self._environment(task)
             or self._limit(task)
@@ -138,6 +139,19 @@ class _Judge:
                     self._groups,
                 )
         return None
+
+    def _env_workers(self, task: WaitingFact) -> _Reason | None:
+        recipe = self._facts.recipe
+        settings = recipe.environments.get(task.environment or "")
+        if settings is None or settings.external or not recipe.scheduler.require_reports:
+            return None
+        if self._facts.environments.is_served(task.environment or "", self._now):
+            return None
+        return _Reason(
+            f"no env worker with the environment {task.environment!r} reports, so nothing starts",
+            "headrace status",
+            (self._services.silent("env", "", task.at),),
+        )
 
     def _room(self, task: WaitingFact) -> _Reason | None:
         for name, policy in self._facts.policies.items():

@@ -136,6 +136,15 @@ OF_SCHEDULER = (
         faults=(),
     ),
     Mutant(
+        name="starts_without_env_reports",
+        sentence="Nothing starts for an environment of which no env worker reports its load.",
+        file="services/scheduler/worker_pools.py",
+        old="        return self._env_loads.is_served(environment, now_s)\n",
+        new="        return True\n",
+        caught_by=("of environments.",),
+        faults=(),
+    ),
+    Mutant(
         name="tenants_limit_ignored",
         sentence="A tenant at its limit of live episodes is passed over.",
         file=LANES,

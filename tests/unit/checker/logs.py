@@ -46,6 +46,7 @@ RECIPE = Recipe.model_validate(
         "policies": {
             "default": {"model": "tiny-llama", "batches": {"groups": 1, "max_staleness": 1}}
         },
+        "environments": {"default": {"use": "null"}},
         "scheduler": {"live_episodes": 2},
     }
 )

@@ -10,6 +10,7 @@ from headrace.schemas.events import (
     ActionRequested,
     BatchAssembled,
     Dropped,
+    EnvironmentUse,
     EpisodeEnded,
     EpisodeStarted,
     Exclusion,
@@ -109,6 +110,10 @@ TASKS: list[Case] = [
     (lambda log: log.change(EpisodeEnded, epoch=3), "was started as"),
     (lambda log: log.change(EpisodeEnded, trajectory=None), "without a trajectory"),
     (lambda log: log.without(LoadReported), "before a worker of default had reported"),
+    (
+        lambda log: start_changed(log, environment=EnvironmentUse(use="default")),
+        "before a worker of environments.default had reported",
+    ),
 ]
 
 

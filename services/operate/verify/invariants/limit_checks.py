@@ -222,7 +222,7 @@ class _LimitedPolicy:
 
 
 def _served(facts: Facts, recipe: Recipe) -> Violations:
-    """Nothing starts for a policy of which no worker has reported that it serves it.
+    """Nothing starts for a policy or an environment that no worker has reported to serve.
 
     How old the newest report may be is left to unit tests: a process that was stopped may write a
     start that it decided long before.
@@ -234,10 +234,18 @@ def _served(facts: Facts, recipe: Recipe) -> Violations:
         for load in report.event.pools:
             if load.partitions:
                 first.setdefault(load.policy, report.recorded_at)
+        for run in report.event.environments:
+            if run.partitions:
+                first.setdefault(f"environments.{run.environment}", report.recorded_at)
+    own = {key for key, one in recipe.environments.items() if not one.external}
     for start in facts.all(EpisodeStarted):
         if start.event.verdict is not None:
             continue
-        for policy in sorted({use.policy for use in start.event.submitted.roles.values()}):
-            if start.recorded_at < first.get(policy, inf):
+        submitted = start.event.submitted
+        needed = sorted({use.policy for use in submitted.roles.values()})
+        if submitted.environment is not None and submitted.environment.use in own:
+            needed.append(f"environments.{submitted.environment.use}")
+        for name in needed:
+            if start.recorded_at < first.get(name, inf):
                 task = start.event.task
-                yield f"I8: task {task} started before a worker of {policy} had reported"
+                yield f"I8: task {task} started before a worker of {name} had reported"

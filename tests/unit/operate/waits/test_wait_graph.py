@@ -311,3 +311,21 @@ def test_every_graph_is_closed_and_says_why(run: StalledRun) -> None:
     ended = {key for key in run.facts.ended}
     assert not [one for one in found if any(one == f"episode/{t}/{s}" for t, s in ended)]
     assert wait_lines(list(found.values()), NOW)
+
+
+def test_no_env_worker_reports() -> None:
+    run = StalledRun(environments={"default": {"use": "null"}})
+    run.inference(NOW)
+    run.task(1, BEGAN)
+    cause = cause_of(run)
+    assert cause.id == "service/env"
+    assert "no env worker runs" in cause.cause
+    run.env(NOW)
+    assert "service/env" not in graph(run)
+
+
+def test_an_environment_of_another_team_needs_no_report() -> None:
+    run = StalledRun(environments={"default": {"use": "external"}})
+    run.inference(NOW)
+    run.task(1, BEGAN)
+    assert "service/env" not in graph(run)
