@@ -18,7 +18,7 @@ WORKERS := 2
 # Bytecode goes into .venv: without it every process compiles torch again, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-vllm quickstart test test-fast test-vllm test-long check bench schemas reference clean
+.PHONY: help install install-vllm quickstart test test-fast test-vllm test-long check bench schemas reference sbom audit clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is
@@ -81,6 +81,7 @@ $(VLLM_SYNCED): $(SYNCED)
 test-long: $(SYNCED) $(VLLM_SYNCED)  ## what takes too long for every change: hours
 	@$(BIN)/pytest -m 'long and not vllm and not heavy'
 	@$(VLLM_VENV)/bin/pytest -m 'vllm or heavy'
+	@$(MAKE) --no-print-directory audit
 
 bench: $(SYNCED)  ## the benchmarks, as a table with the machine
 	@$(BIN)/python -m tests.bench
@@ -90,6 +91,20 @@ schemas: $(SYNCED)  ## write the Avro schemas from schemas/events.py
 
 reference: $(SYNCED)  ## write docs/recipe.md from the recipe's models and the plug-ins
 	@$(BIN)/python -m headrace.services.operate.recipe.recipe_reference --write
+
+# What the locked packages of a release are: everything but vLLM and other heavy extras.
+DIST := dist
+EXPORT = $(BIN)/uv export --frozen --quiet --no-dev --extra all
+
+sbom: $(SYNCED)  ## write dist/sbom.cdx.json and dist/requirements.txt, from the lock
+	@mkdir -p $(DIST)
+	@$(EXPORT) --format cyclonedx1.5 --output-file $(DIST)/sbom.cdx.json >/dev/null
+	@$(EXPORT) --no-emit-project --format requirements.txt --output-file $(DIST)/requirements.txt >/dev/null
+	@echo "$(DIST)/sbom.cdx.json: CycloneDX 1.5. $(DIST)/requirements.txt: for pip install --require-hashes"
+
+# Without --strict it would succeed if PyPI can't be reached, and nothing was audited.
+audit: sbom  ## ask PyPI for known vulnerabilities of the locked packages
+	@$(BIN)/pip-audit --strict --disable-pip --require-hashes --requirement $(DIST)/requirements.txt
 
 clean:  ## end the local stack and remove what was made
 	@test ! -x $(BIN)/headrace || $(BIN)/headrace down --wipe

@@ -7,7 +7,7 @@ is called `<namespace>.<topic>.<policy>.v1`. One run is one namespace.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -200,9 +200,11 @@ class Topics:
         partitions: int,
         reads_from: Sequence[str] = (),
         pool_partitions: int = POOL_PARTITIONS,
+        signers: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """`reads_from` are the other namespaces into which references may lead.
 
+        `signers` are the public keys of each policy whose versions must be signed.
         `pool_partitions` is the number of partitions of the topics of pools. Raises ValueError if a
         name is not allowed.
         """
@@ -216,6 +218,7 @@ class Topics:
         self.partitions = partitions
         self.pool_partitions = pool_partitions
         self.reads_from = frozenset(reads_from)
+        self.signers = {name: tuple(keys) for name, keys in (signers or {}).items() if keys}
         self._topics = {topic.name: topic for topic in self._named()}
 
     def _named(self) -> Iterator[NamespaceTopic]:

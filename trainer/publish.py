@@ -18,6 +18,7 @@ from headrace.schemas.topics import POLICIES
 from headrace.services.kafka.broker import FencedWriter
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, read_events, require_beginning
+from headrace.services.log.signatures import PublicationSigner, find_signer
 from headrace.services.models.weights import model_folder
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.metrics.exported_metrics import note_version
@@ -43,9 +44,12 @@ class History:
     """By version: every digest that it was published with."""
     skipped: set[int] = field(default_factory=set)
     """Versions whose batch was not trained on."""
+    number: int = 0
+    """The highest number of a signed publication."""
 
-    def add(self, published: PolicyPublished) -> None:
-        """Adds the next record of the log."""
+    def add(self, published: PolicyPublished, number: int) -> None:
+        """Adds the next record of the log that counts. `number` is as in Delivery."""
+        self.number = max(self.number, number)
         if self.newest is None or published.version >= self.newest.version:
             self.newest = published
         self.digests.setdefault(published.version, set()).add(published.digest)
@@ -65,7 +69,7 @@ async def read_history(log: EventLog, policy: str) -> History:
         async for delivery in items:
             event = delivery.event
             if isinstance(event, PolicyPublished) and event.policy == policy:
-                history.add(event)
+                history.add(event, delivery.number)
     if history.newest is None:
         await require_beginning(log.broker, policies, f"version of policy {policy}")
     return history
@@ -92,6 +96,8 @@ class Publisher:
     history: History
     adapter: Adapter | None = None
     """What the versions are adapters of; None if they are whole models."""
+    signer: PublicationSigner | None = None
+    """Signs each record; None if the recipe names no signers."""
 
     def with_base(self, base: FrozenBase | None, lora: Lora | None) -> Publisher:
         """Returns a publisher of adapters, after it has stored their base. Blocks.
@@ -188,7 +194,7 @@ class Publisher:
             metrics={name: value for name, value in metrics.items() if isfinite(value)},
             **fields,
         )
-        await self.log.send_all(self.writer, [published])
+        await self.log.send_all(self.writer, [published], self.signer)
         note_version(self.policy, version, status, published.metrics)
         logger.info(
             "policy %s version %d %s: reward %s, %d updates, waited %.2f s, trained %.2f s",
@@ -208,9 +214,13 @@ async def sole_publisher(context: ServiceContext, policy: str) -> AsyncIterator[
     settings = context.recipe.policies[policy]
     training = settings.training
     folder = model_folder(settings.model)
+    # Without its key, a trainer must not fence the one that has it.
+    signer = find_signer(context.log.topics, policy)
     writer = await context.log.broker.fenced(f"{context.namespace}.trainer.{policy}")
     try:
         history = await read_history(context.log, policy)
+        if signer is not None:
+            signer.newest = history.number
         tokenizer = await asyncio.to_thread(
             context.blobs.put, (folder / "tokenizer.json").read_bytes(), "application/json"
         )
@@ -225,6 +235,7 @@ async def sole_publisher(context: ServiceContext, policy: str) -> AsyncIterator[
             context=context_length(configuration),
             tokenizer=tokenizer,
             history=history,
+            signer=signer,
         )
     finally:
         await writer.close()

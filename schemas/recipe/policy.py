@@ -22,6 +22,7 @@ from headrace.schemas.recipe.tables import (
     Settings,
     use_and_options,
 )
+from headrace.schemas.untrusted.public_keys import PublicKeys
 
 Chosen = TypeVar("Chosen", bound=Settings)
 
@@ -316,6 +317,9 @@ class Policy(Settings):
     sampling: SamplingSettings = SamplingSettings()
     groups: Groups = Groups()
     batches: Batches = Batches()
+    signers: PublicKeys = ()
+    """Public keys, as `headrace keys show` prints them. If there are any, only versions that one of
+    them has signed are served and trained from. Empty: versions are not signed."""
     training: Annotated[Training | None, FALSE_IS_NONE] = Training()
     """Absent (`training = false` in TOML): the policy keeps version 0."""
 

@@ -205,7 +205,8 @@ async def _serve(
     """Follows the weights and answers prompts. If one of the two fails, both end."""
     topics = context.log.topics
     # With one policy its newest version is at the end. With several it may be far from the end.
-    start: Start = Tail() if len(topics.policies) == 1 else "first"
+    # Among signed ones, only a reader of all records finds those that repeat an earlier one.
+    start: Start = Tail() if len(topics.policies) == 1 and not topics.signers else "first"
     publications = follow_events(context.log, {topics.partition(POLICIES): start})
     follower = WeightsFollower(publications, context.blobs, served, scratch)
     drain = Drain(context.log, context.worker_id, context.draining)

@@ -32,6 +32,7 @@ from headrace.services.kafka.broker import (
 )
 from headrace.services.kafka.schema_registry import SchemaRegistry
 from headrace.services.log.references import check_trajectories, readable_topic
+from headrace.services.log.signatures import PublicationSigner, SignedPublications
 from headrace.services.log.trace import next_traceparent
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ class Delivery(Generic[E]):
     partition: Partition
     offset: int
     traceparent: str = ""
+    number: int = 0
+    """The number of a signed publication (`services/log/signatures.py`). 0 if it needs none."""
 
 
 class EventLog:
@@ -86,6 +89,7 @@ class EventLog:
         self._read_only = read_only
         self._codec = codec
         self._registry = registry
+        self._publications = SignedPublications(topics)
         self._sent = {event: SENT.labels(event.__name__) for event in EVENTS}
         self._constant: Headers = [
             ("ce_specversion", b"1.0"),
@@ -103,9 +107,19 @@ class EventLog:
         self._sent[type(event)].inc()
         return _ref(position, record.value)
 
-    async def send_all(self, writer: FencedWriter, events: Sequence[Event]) -> list[Ref]:
-        """Writes all events or none, as the sole writer. Raises Fenced if a successor exists."""
+    async def send_all(
+        self,
+        writer: FencedWriter,
+        events: Sequence[Event],
+        signer: PublicationSigner | None = None,
+    ) -> list[Ref]:
+        """Writes all events or none, as the sole writer. Raises Fenced if a successor exists.
+
+        `signer` signs each of the records.
+        """
         records = [self.outgoing(event) for event in events]
+        if signer is not None:
+            records = [signer.sign(record) for record in records]
         positions = await writer.write(records)
         for event in events:
             self._sent[type(event)].inc()
@@ -133,8 +147,8 @@ class EventLog:
     async def decode(self, record: Record) -> Delivery[Event]:
         """The event in a record of this namespace.
 
-        Raises DecodeError if the record is no event, or if the event refers to a trajectory that
-        its readers must not fetch.
+        Raises DecodeError if the record is no event, if the event refers to a trajectory that its
+        readers must not fetch, or if it is a publication that no signer of the recipe has signed.
         """
         name = record.partition.topic
         try:
@@ -145,6 +159,7 @@ class EventLog:
             ) from None
         event = await self._event(topic, record)
         check_trajectories(event, self.topics, record.value)
+        number = self._publications.check(event, record)
         assert record.value is not None
         trace = next((text for name, text in record.headers if name == "traceparent"), b"")
         return Delivery(
@@ -154,6 +169,7 @@ class EventLog:
             record.partition,
             record.offset,
             trace.decode("ascii", "replace"),
+            number,
         )
 
     async def _event(self, topic: Topic[Event], record: Record) -> Event:

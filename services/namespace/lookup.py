@@ -42,6 +42,7 @@ def topics_of(recipe: Recipe, namespace: str) -> Topics:
         recipe.partitions,
         recipe.reads_from,
         recipe.pool_partitions,
+        {name: policy.signers for name, policy in recipe.policies.items()},
     )
 
 
@@ -109,4 +110,5 @@ async def find_namespace(
         topics.partitions,
         life.reads_from,
         topics.pool_partitions,
+        life.signers,
     ), life

@@ -15,6 +15,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import RUNS
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
+from headrace.services.log.signatures import signers_of
 
 REPLAY_OF = "replay of "
 """The start of a replay's namespace gives this as its reason, followed by the recorded one."""
@@ -41,6 +42,12 @@ class RunLife:
         """The other namespaces into which references may lead, by the run's recipe."""
         recipe = "" if self.started is None else self.started.recipe
         return tuple(json.loads(recipe or "{}").get("reads_from", ()))
+
+    @property
+    def signers(self) -> dict[str, tuple[str, ...]]:
+        """The keys that must sign each policy's versions, by the run's recipe."""
+        recipe = "" if self.started is None else self.started.recipe
+        return signers_of(json.loads(recipe or "{}"))
 
     @property
     def replay_of(self) -> str | None:

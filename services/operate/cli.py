@@ -29,6 +29,7 @@ from headrace.services.operate.doctor.command import doctor
 from headrace.services.operate.end.command import end
 from headrace.services.operate.evaluate.command import evaluate
 from headrace.services.operate.export.command import export
+from headrace.services.operate.keys.command import keys
 from headrace.services.operate.new.command import new
 from headrace.services.operate.options import echo
 from headrace.services.operate.plot.command import plot
@@ -93,7 +94,7 @@ COMMANDS = (
     evaluate,    export, chat, replay, compare,
     plot, track, trajectories,
     status, dashboard, doctor, verify, cost, show, tail, topics, asyncapi, dead_letters,
-    prune, recipe,
+    prune, recipe, keys,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

@@ -110,7 +110,10 @@ async def publications(log: EventLog, version: int | None) -> dict[str, PolicyPu
     async with aclosing(read_events(log, {policies: WHOLE})) as deliveries:
         async for delivery in deliveries:
             event = delivery.event
-            if isinstance(event, PolicyPublished) and version in (None, event.version):
+            if not isinstance(event, PolicyPublished) or version not in (None, event.version):
+                continue
+            known = found.get(event.policy)
+            if known is None or event.version >= known.version:
                 found[event.policy] = event
     return found
 

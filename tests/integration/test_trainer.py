@@ -73,7 +73,8 @@ class Bench:
         codec = Codec()
         for schema_id, event_type in enumerate(EVENTS, 1):
             codec.register(event_type, schema_id)
-        topics = Topics(namespace, list(RECIPE.policies), 2, recipe.reads_from)
+        signers = {name: policy.signers for name, policy in recipe.policies.items()}
+        topics = Topics(namespace, list(RECIPE.policies), 2, recipe.reads_from, signers=signers)
         self.log = EventLog(broker, topics, codec, MemoryRegistry(), "test")
         self.blobs = LocalBlobStore(folder / "blobs")
         self.state = folder / namespace

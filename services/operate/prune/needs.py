@@ -27,6 +27,7 @@ from pydantic import ValidationError
 
 from headrace.schemas.events import Blob, Event, PolicyPublished, RunStateEntered
 from headrace.schemas.recipe.task_settings import League
+from headrace.services.log.signatures import signers_of
 from headrace.services.models.blob_owners import UNKNOWN, Marker, Removal, StoredBlob
 from headrace.services.namespace.run_life import RunLife
 from headrace.services.tasks.league import Opponents
@@ -87,6 +88,10 @@ class Namespace:
         with suppress(ValidationError):
             return League.model_validate(self._recipe_table("tasks").get("league"))
         return None
+
+    def signers(self) -> dict[str, tuple[str, ...]]:
+        """Returns the keys that must sign each policy's versions."""
+        return signers_of({"policies": self._recipe_table("policies")})
 
     def models(self) -> list[str]:
         """Returns the models of the recipe's policies."""

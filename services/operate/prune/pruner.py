@@ -140,18 +140,17 @@ class Pruner:
 
     async def _read(self, existing: Mapping[str, int]) -> list[Namespace]:
         """Reads `runs` and `policies` of all namespaces."""
-        spaces: dict[str, Namespace] = {}
-        logs: dict[Partition, EventLog] = {}
-        for name in namespaces_in(existing):
-            spaces[name] = Namespace(name)
-            topics = Topics(name, (), 1)
-            partitions = [topics.partition(topic) for topic in (RUNS, POLICIES)]
-            log = self.connection.log(topics)
-            logs |= {one: log for one in partitions if one.topic in existing}
-        async with aclosing(self._deliveries(logs)) as deliveries:
-            async for delivery in deliveries:
-                space = spaces[delivery.partition.topic.partition(".")[0]]
-                space.add(delivery.event, delivery.recorded_at)
+        spaces = {name: Namespace(name) for name in namespaces_in(existing)}
+        for topic in (RUNS, POLICIES):  # The recipe in `runs` says who signs publications.
+            logs: dict[Partition, EventLog] = {}
+            for space in spaces.values():
+                topics = Topics(space.name, (), 1, signers=space.signers())
+                if topics.name(topic) in existing:
+                    logs[topics.partition(topic)] = self.connection.log(topics)
+            async with aclosing(self._deliveries(logs)) as deliveries:
+                async for delivery in deliveries:
+                    space = spaces[delivery.partition.topic.partition(".")[0]]
+                    space.add(delivery.event, delivery.recorded_at)
         return list(spaces.values())
 
     async def _artifacts(

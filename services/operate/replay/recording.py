@@ -141,9 +141,16 @@ def change_recorded(
 
 
 def reading_recorded(recording: Recording, recipe: Recipe) -> Recipe:
-    """Returns a replay's recipe: its batches refer to the trajectories of the recorded run."""
+    """Returns a replay's recipe: its batches refer to the trajectories of the recorded run.
+
+    Nobody serves the versions of a replay, so they are not signed.
+    """
     sources = {recording.namespace, *recording.log.topics.reads_from, *recipe.reads_from}
-    return recipe.model_copy(update={"reads_from": tuple(sorted(sources))})
+    policies = {
+        name: policy.model_copy(update={"signers": ()}) for name, policy in recipe.policies.items()
+    }
+    changes = {"reads_from": tuple(sorted(sources)), "policies": policies}
+    return recipe.model_copy(update=changes)
 
 
 async def make_fresh(recording: Recording, into: str | None, recipe: Recipe) -> EventLog:

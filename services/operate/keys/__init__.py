@@ -1,0 +1,1 @@
+"""`headrace keys`: key pairs that sign the versions of a policy."""

@@ -1,0 +1,44 @@
+"""`headrace keys`: makes key pairs with which trainers sign versions, and shows public keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from headrace.services.operate.options import echo, say
+
+
+@click.group()
+def keys() -> None:
+    """Make a key pair with which a trainer signs a policy's versions, or show its public key.
+
+    \b
+    Examples:
+      headrace keys new ~/.config/headrace/exp-7.pem
+      headrace keys show ~/.config/headrace/exp-7.pem
+    """
+
+
+@keys.command("new")
+@click.argument("file", type=click.Path(path_type=Path))
+def new_key(file: Path) -> None:
+    """Write a new private key to FILE, and print its public key.
+
+    Only you can read FILE. Set HEADRACE_SIGNING_KEY to its path where the trainer runs, and add the
+    printed line to `policies.NAME.signers` in the recipe. Use a new key for each run.
+    """
+    from headrace.services.log.signatures import KEY_VARIABLE, public_text, write_private_key
+
+    text = public_text(write_private_key(file))
+    say(f"the trainer needs {KEY_VARIABLE}={file.absolute()}, and the recipe this public key:")
+    echo(text)
+
+
+@keys.command("show")
+@click.argument("file", type=click.Path(path_type=Path))
+def show_key(file: Path) -> None:
+    """Print the public key of the private key in FILE."""
+    from headrace.services.log.signatures import public_text, read_private_key
+
+    echo(public_text(read_private_key(file)))
