@@ -43,7 +43,7 @@ check: $(SYNCED)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-test-fast: $(SYNCED)  ## unit tests, the contract in memory, the import law: under 90 s
+test-fast: $(SYNCED)  ## unit tests, the contract in memory, the import law: about 3 min
 	@$(BIN)/pytest -n $(WORKERS) -m 'not long and not vllm and not stack' tests/unit tests/contract/test_broker.py
 
 # Types and the vLLM test run beside the other tests, in the time in which those wait.
