@@ -35,8 +35,8 @@ from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.memory.shared_starts import SharedStarts
 from headrace.services.agent.records import AgentSetup, refused, task_ended, without_details
 from headrace.services.agent.requests import Answer, close_after
-from headrace.services.agent.routing.action_routes import ActionRoutes, Place
-from headrace.services.agent.routing.episode_places import EpisodePlaces
+from headrace.services.agent.routing.action_routes import ActionRoutes, Location
+from headrace.services.agent.routing.episode_locations import EpisodeLocations
 from headrace.services.agent.routing.prompt_routes import PromptRoutes
 from headrace.services.log.event_log import Delivery
 from headrace.services.tasks.cancellation import Cancellations, TaskId, id_of
@@ -84,7 +84,7 @@ class AgentShard:
         self._numbers: dict[TaskId, int] = {}
         """The numbers of the tasks that run. Duplicates of a task are not among them."""
         self._runs: dict[Key, EpisodeRun | IsolatedEpisode] = {}
-        self._places: dict[Key, EpisodePlaces] = {}
+        self._locations: dict[Key, EpisodeLocations] = {}
         """By episode that runs here."""
         self._early_answers = EarlyAnswers()
         self._shared = SharedStarts()
@@ -141,7 +141,7 @@ class AgentShard:
             if isinstance(run, EpisodeRun):
                 run.stop()
         self._runs.clear()
-        self._places.clear()
+        self._locations.clear()
 
     def _on_start(self, delivery: Delivery[EpisodeStarted]) -> None:
         event = delivery.event
@@ -167,7 +167,7 @@ class AgentShard:
         key = answer.task, answer.sample
         if (run := self._runs.get(key)) is not None:
             if isinstance(answer, ObservationRecorded):
-                other = self._places[key].on_answer(answer)
+                other = self._locations[key].on_answer(answer)
                 if other or (answer.partition >= 0 and answer.attempt < run.attempt):
                     self.context.spawn(self._close_all([answer]), "close environment")
             run.on_answer(answer)
@@ -194,8 +194,8 @@ class AgentShard:
         for answer in last:
             task = self._tasks.get(answer.task)
             environment = None if task is None else task.submitted.environment
-            place = answer.partition if answer.partition >= 0 else self.context.partition.number
-            await self.context.send(close_after(answer, environment), place)
+            partition = answer.partition if answer.partition >= 0 else self.context.partition.number
+            await self.context.send(close_after(answer, environment), partition)
 
     def _on_outcome(self, outcome: EpisodeEnded) -> None:
         task = self._tasks.get(outcome.task)
@@ -233,9 +233,9 @@ class AgentShard:
             ended = refused(started, verdict)
             self.context.spawn(self.context.send(ended), f"refuse {started.task}")
             return
-        places = self._places[started.task, sample] = EpisodePlaces()
+        locations = self._locations[started.task, sample] = EpisodeLocations()
         observed = self._early_answers.observed((started.task, sample))
-        if others := [answer for answer in observed if places.on_answer(answer)]:
+        if others := [answer for answer in observed if locations.on_answer(answer)]:
             self.context.spawn(self._close_all(others), "close environments")
         answers = self._early_answers.take((started.task, sample))
         setup = self.agents[started.submitted.agent]
@@ -256,10 +256,10 @@ class AgentShard:
 
     async def _send(self, event: Event) -> Ref:
         """Writes an event, an action to the partition of its environment."""
-        place = self._place(event) if isinstance(event, ActionRequested) else None
-        return await self.context.send(event, place)
+        partition = self._partition_of(event) if isinstance(event, ActionRequested) else None
+        return await self.context.send(event, partition)
 
-    def _place(self, action: ActionRequested) -> int:
+    def _partition_of(self, action: ActionRequested) -> int:
         """Returns the partition for an action. A reset or a score goes to whoever is free.
 
         Without reports it has the number of this partition: another team's env worker may answer in
@@ -269,16 +269,16 @@ class AgentShard:
         if action.kind == "score":
             chosen = self.action_routes.choose(action, (), now_s)
             return own if chosen is None else chosen.partition
-        places = self._places.get((action.task, action.sample), EpisodePlaces())
-        if action.kind == "reset" and places.place(action.attempt) is None:
-            chosen = self.action_routes.choose(action, places.workers(), now_s)
-            places.sent(action.attempt, chosen or Place("", own))
-        place = places.place(action.attempt)
-        if place is None:
+        locations = self._locations.get((action.task, action.sample), EpisodeLocations())
+        if action.kind == "reset" and locations.location(action.attempt) is None:
+            chosen = self.action_routes.choose(action, locations.workers(), now_s)
+            locations.sent(action.attempt, chosen or Location("", own))
+        location = locations.location(action.attempt)
+        if location is None:
             return own
         if action.kind == "close":
-            self.action_routes.on_close(action.environment.use, place.worker)
-        return place.partition
+            self.action_routes.on_close(action.environment.use, location.worker)
+        return location.partition
 
     @asynccontextmanager
     async def _send_prompt(
@@ -293,7 +293,7 @@ class AgentShard:
     def _stop(self, key: Key) -> None:
         """Ends a run whose outcome is in the log, whichever worker wrote it."""
         run = self._runs.pop(key, None)
-        self._places.pop(key, None)
+        self._locations.pop(key, None)
         if run is not None:
             LIVE.dec()
             run.stop()

@@ -47,7 +47,7 @@ NOT_ITS_FAULT = frozenset({"sandbox_lost", "superseded", "diverged"})
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """The worker that gets an action, and the partition for it."""
 
     worker: str
@@ -110,8 +110,8 @@ class ActionRoutes:
 
     def choose(
         self, action: ActionRequested, avoided: Collection[str], now_s: float
-    ) -> Place | None:
-        """Returns the place of a reset or a score, and counts it as load of the worker.
+    ) -> Location | None:
+        """Returns the location of a reset or a score, and counts it as load of the worker.
 
         None if no worker is known for it. `avoided` are workers that should not get it.
         """
@@ -125,7 +125,7 @@ class ActionRoutes:
         self._since[name, chosen.worker] += 1
         spread = mixed(f"{action.task}/{action.sample}")
         held = chosen.partitions
-        return Place(chosen.worker, held[spread % min(USED, len(held))])
+        return Location(chosen.worker, held[spread % min(USED, len(held))])
 
     def _alive(self, now_s: float) -> set[str]:
         return {one.worker for name in self._names for one in self._loads.of(name, now_s)}

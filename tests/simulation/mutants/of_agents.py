@@ -269,7 +269,7 @@ OF_AGENTS = (
     Mutant(
         name="actions_go_where_the_reset_was_sent",
         sentence="An attempt's environment is the one whose answer is first in the log.",
-        file="services/agent/routing/episode_places.py",
+        file="services/agent/routing/episode_locations.py",
         old="self._answered.get(attempt) or self._sent.get(attempt)",
         new="self._sent.get(attempt) or self._answered.get(attempt)",
         caught_by=("excuses that", "I2: ", "I7: "),

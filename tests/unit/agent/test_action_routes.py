@@ -19,8 +19,8 @@ from headrace.schemas.events import (
     LoadReported,
     ObservationRecorded,
 )
-from headrace.services.agent.routing.action_routes import ActionRoutes, Place
-from headrace.services.agent.routing.episode_places import EpisodePlaces
+from headrace.services.agent.routing.action_routes import ActionRoutes, Location
+from headrace.services.agent.routing.episode_locations import EpisodeLocations
 from headrace.services.agent.routing.worker_choice import MOST_FORGOTTEN
 from headrace.services.worker.worker_loads import GONE_AFTER, SUSPECT_AFTER
 
@@ -62,10 +62,10 @@ def routes(*reports: LoadReported, agents: float = 1.0) -> ActionRoutes:
 
 
 def chosen(made: ActionRoutes, action: ActionRequested, now_s: float = LATER_S) -> str:
-    place = made.choose(action, (), now_s)
-    assert place is not None
-    assert place.partition // 2 == int(place.worker)
-    return place.worker
+    location = made.choose(action, (), now_s)
+    assert location is not None
+    assert location.partition // 2 == int(location.worker)
+    return location.worker
 
 
 def answer(
@@ -122,7 +122,7 @@ def test_the_samples_of_a_task_share_a_worker_if_it_is_about_as_free_as_the_othe
 
 def test_a_new_attempt_avoids_the_workers_of_the_earlier_ones() -> None:
     made = routes(report(0), report(1, 60))
-    assert made.choose(reset(), {"0"}, LATER_S) in (Place("1", 2), Place("1", 3))
+    assert made.choose(reset(), {"0"}, LATER_S) in (Location("1", 2), Location("1", 3))
     assert made.choose(reset(), {"0", "1"}, LATER_S) is not None
 
 
@@ -166,8 +166,8 @@ def test_workers_get_environments_in_proportion_to_their_speeds(live: int) -> No
         heapq.heappush(ends, (now_s + seconds, sent, worker))
 
     def send(task: int) -> None:
-        place = made.choose(reset(task), (), now_s)
-        worker = place.worker if place else str(task % 3)
+        location = made.choose(reset(task), (), now_s)
+        worker = location.worker if location else str(task % 3)
         if busy[worker] < slots:
             start(worker)
         else:
@@ -205,9 +205,9 @@ def test_every_owner_sends_an_attempts_actions_to_the_same_place(
     log: list[tuple[int, int]], sent: list[tuple[int, int]]
 ) -> None:
     """Whatever resets an owner has sent itself: the first answer in the log decides."""
-    mine, successor = EpisodePlaces(), EpisodePlaces()
+    mine, successor = EpisodeLocations(), EpisodeLocations()
     for attempt, partition in sent:
-        mine.sent(attempt, Place("w", partition))
+        mine.sent(attempt, Location("w", partition))
     open_at: dict[int, set[int]] = {}
     closed: dict[int, set[int]] = {}
     for attempt, partition in log:
@@ -218,7 +218,7 @@ def test_every_owner_sends_an_attempts_actions_to_the_same_place(
         if other:
             closed.setdefault(attempt, set()).add(partition)
     for attempt, partitions in open_at.items():
-        place = mine.place(attempt)
-        assert place is not None
-        assert place == successor.place(attempt)
-        assert partitions - closed.get(attempt, set()) == {place.partition}
+        location = mine.location(attempt)
+        assert location is not None
+        assert location == successor.location(attempt)
+        assert partitions - closed.get(attempt, set()) == {location.partition}

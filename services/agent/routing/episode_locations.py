@@ -10,17 +10,17 @@ closed when it answers.
 from __future__ import annotations
 
 from headrace.schemas.events import ObservationRecorded
-from headrace.services.agent.routing.action_routes import Place
+from headrace.services.agent.routing.action_routes import Location
 
 
-class EpisodePlaces:
-    """The places of an episode's attempts."""
+class EpisodeLocations:
+    """The locations of an episode's attempts."""
 
     __slots__ = ("_answered", "_sent")
 
     def __init__(self) -> None:
-        self._answered: dict[int, Place] = {}
-        self._sent: dict[int, Place] = {}
+        self._answered: dict[int, Location] = {}
+        self._sent: dict[int, Location] = {}
 
     def on_answer(self, answer: ObservationRecorded) -> bool:
         """Takes the answers in the order of the log.
@@ -29,17 +29,17 @@ class EpisodePlaces:
         """
         if answer.partition < 0:
             return False
-        place = Place(answer.instance, answer.partition)
-        return self._answered.setdefault(answer.attempt, place).partition != answer.partition
+        location = Location(answer.instance, answer.partition)
+        return self._answered.setdefault(answer.attempt, location).partition != answer.partition
 
-    def sent(self, attempt: int, place: Place) -> None:
+    def sent(self, attempt: int, location: Location) -> None:
         """Notes where an attempt's reset is sent."""
-        self._sent[attempt] = place
+        self._sent[attempt] = location
 
-    def place(self, attempt: int) -> Place | None:
+    def location(self, attempt: int) -> Location | None:
         """Returns where an attempt's environment is, or None if it has no environment yet."""
         return self._answered.get(attempt) or self._sent.get(attempt)
 
     def workers(self) -> set[str]:
         """Returns the workers that had an environment of the episode."""
-        return {place.worker for place in (*self._answered.values(), *self._sent.values())}
+        return {location.worker for location in (*self._answered.values(), *self._sent.values())}
