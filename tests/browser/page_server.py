@@ -22,7 +22,7 @@ from tests.browser.recorded_run import Answer
 
 PAGE = Path(__file__).parents[2] / "services/operate/dashboard/page"
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
@@ -87,6 +87,8 @@ class Recorded:
     """Path below `/api/` to the status and the body that are answered instead."""
     posted: list[tuple[str, str, object]] = field(default_factory=list)
     """Path, token and body of each action."""
+    asked: list[tuple[str, str | None, str | None]] = field(default_factory=list)
+    """Path with query, `Authorization` and `Cookie` of each request."""
     most_items: int = 500
     """Items of each list. A checker of all elements takes long for long tables."""
 
@@ -100,6 +102,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
+        named = (self.headers.get("Authorization"), self.headers.get("Cookie"))
+        self.recorded.asked.append((self.path, *named))
         if url.path.startswith("/api/artifacts/"):
             self._send(200, "image/png", PIXEL)
         elif url.path.startswith("/api/"):

@@ -9,7 +9,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from tests.browser.conftest import WIDE, Open
-from tests.browser.page_server import PAGE, Recorded
+from tests.browser.page_server import PAGE, PIXEL, Recorded, recorded_server
 
 NARROW = (820, 700)
 ROUTES = {
@@ -241,3 +241,28 @@ def test_our_files_use_no_markup_from_text() -> None:
     index = (PAGE / "index.html").read_text()
     assert " style=" not in index
     assert re.findall(r"<script(?![^>]* src=)", index) == []
+
+
+def test_the_token_goes_to_this_server_alone_and_not_in_a_cookie(
+    open_page: Open, recorded: Recorded
+) -> None:
+    page = open_page("?token=secret#/group/17")
+    expect(page.locator("[data-name=samples]")).to_be_visible()
+    assert page.url == f"{recorded.url}/#/group/17"
+    other_tab = page.context.new_page()
+    other_tab.goto(f"{recorded.url}/#/episode/17/2?tab=details")
+    drawn = "image => image.complete && image.naturalWidth === 1"
+    picture = other_tab.locator(".artifact img").first
+    expect(picture).to_have_attribute("src", re.compile("^blob:"))
+    other_tab.wait_for_function(f"({drawn})(document.querySelector('.artifact img'))")
+    with other_tab.expect_download() as saved:
+        other_tab.locator("a.artifact").first.click()
+    assert saved.value.path().read_bytes() == PIXEL
+    facts = [one for one in recorded.asked if one[0].startswith("/api/")]
+    assert any("/api/artifacts/" in path for path, *_ in facts)
+    assert {one[1:] for one in facts} == {("Bearer secret", None)}
+    with recorded_server() as other_port:
+        other_tab.goto(f"{other_port.url}/#/run")
+        expect(other_tab.locator("main")).to_be_visible()
+        assert {one[1:] for one in other_port.asked} <= {(None, None), ("Bearer", None)}
+    assert page.context.cookies() == []

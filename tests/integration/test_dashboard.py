@@ -48,6 +48,7 @@ class Browser:
         split = urlsplit(url)
         self.token = parse_qs(split.query)["token"][0]
         assert split.hostname is not None
+        self.port = split.port
         self._address = (split.hostname, split.port)
 
     def ask(
@@ -279,19 +280,22 @@ def check_files(browser: Browser) -> None:
 
 
 def check_who_may_ask(browser: Browser) -> None:
-    for path in ("/", "/api/run", "/page/app.js", "/api/session"):
-        status, headers, _ = browser.ask(path, Authorization="Bearer wrong")
-        assert status == 401
-        assert headers["Content-Security-Policy"] == CSP
+    exchanges = browser.get("/api/episodes/0/0")["exchanges"]
+    artifact = next(one["artifacts"] for one in exchanges if one["call"] == "99")[0]["url"]
+    for path in ("/api/run", "/api/session", "/api/none", "/page", artifact):
+        for wrong in ("", "Bearer wrong", f"Basic {browser.token}"):
+            status, headers, _ = browser.ask(path, Authorization=wrong)
+            assert status == 401, path
+            assert headers["Content-Security-Policy"] == CSP
     assert browser.ask("/api/run", Host="evil.example")[0] == 421
     assert browser.ask("/api/run", Origin="http://evil.example")[0] == 403
-    assert browser.ask("/?token=wrong", Authorization="")[0] == 401
-    status, headers, _ = browser.ask(f"/?token={browser.token}", Authorization="")
-    assert (status, headers["Location"]) == (302, "/")
-    cookie = headers["Set-Cookie"]
-    assert "HttpOnly" in cookie
-    assert "SameSite=Strict" in cookie
-    assert browser.ask("/", Authorization="", Cookie=cookie.partition(";")[0])[0] == 200
+    for path in (f"/?token={browser.token}", "/", "/page/app.js"):  # They have no facts.
+        status, headers, body = browser.ask(path, Authorization="")
+        assert (status, headers["Set-Cookie"]) == (200, None)
+        assert browser.token.encode() not in body
+    for cookie in (f"headrace_{browser.port}={browser.token}", f"token={browser.token}"):
+        assert browser.ask("/api/run", Authorization="", Cookie=cookie)[0] == 401
+    assert browser.ask(f"/api/run?token={browser.token}", Authorization="")[0] == 401
     assert browser.ask("/page/../command.py")[0] == 404
     assert browser.ask("/page/%2e%2e/command.py")[0] == 404
     assert browser.ask("/api/actions/cancel", "POST", {"task": 1})[0] == 403

@@ -2,8 +2,9 @@
 
 The address has a token, since every user and every program of this machine can reach 127.0.0.1. A
 web page that the operator visits can make the browser send requests here, too: it does not have the
-cookie (SameSite=Strict) nor the header with the action token. Under a name of its own that it lets
-point to 127.0.0.1 (DNS rebinding), it fails the check of `Host`.
+headers with the tokens. Under a name of its own that it lets point to 127.0.0.1 (DNS rebinding), it
+fails the check of `Host`. No token is in a cookie: browsers send a host's cookies to all of its
+ports, and any user of the machine can listen on one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
     "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; "
     "frame-ancestors 'none'"
 )
@@ -59,15 +60,6 @@ class HttpGuard:
     action_token: str = field(default_factory=new_token)
     """In a header of every request that changes something."""
 
-    @property
-    def cookie(self) -> str:
-        """The cookie's name. Cookies don't distinguish ports, so the name does."""
-        return f"headrace_{self.port}"
-
-    def knows(self, token: str | None) -> bool:
-        """Whether this is the token of the address."""
-        return token is not None and _equal(token, self.token)
-
     def refuse_origin(self, host: str, origin: str | None) -> RefusedRequest | None:
         """Returns why a request is refused for its `Host` or `Origin`; None if it is not."""
         names = {f"{name}:{self.port}" for name in self.hosts}
@@ -83,10 +75,10 @@ class HttpGuard:
             return RefusedRequest(403, "a page of another origin may not use the dashboard")
         return None
 
-    def refuse_reader(self, authorization: str, cookie: str | None) -> RefusedRequest | None:
+    def refuse_reader(self, authorization: str) -> RefusedRequest | None:
         """Returns why a request may not read; None if it has the token."""
         scheme, _, bearer = authorization.partition(" ")
-        if self.knows(cookie) or (scheme.lower() == "bearer" and self.knows(bearer.strip())):
+        if scheme.lower() == "bearer" and _equal(bearer.strip(), self.token):
             return None
         return RefusedRequest(
             401,

@@ -2,6 +2,7 @@
 import { useCallback, useEffect, useRef, useState } from "../vendor/htm-preact.js";
 
 const TIMEOUT_MS = 20_000;
+const FILE_TIMEOUT_MS = 60_000;
 const SLOWEST_MS = 30_000;
 
 export class Refused extends Error {
@@ -34,16 +35,39 @@ export function useConnection() {
   return state;
 }
 
+// The address has the token once. Pages of this host and port alone can read what is kept here. A
+// cookie would be sent to the servers of all other ports, too.
+const TOKEN = "headrace_token";
+function takeToken() {
+  const given = new URLSearchParams(location.search).get("token");
+  if (given === null) return;
+  localStorage.setItem(TOKEN, given);
+  history.replaceState(null, "", location.pathname + location.hash);
+}
+takeToken();
+
+const fetched = (path, options = {}) => fetch(path, {
+  credentials: "omit",
+  signal: AbortSignal.timeout(TIMEOUT_MS),
+  ...options,
+  headers: { Authorization: `Bearer ${localStorage.getItem(TOKEN) ?? ""}`, ...options.headers },
+});
+
 async function ask(path, options) {
-  const answer = await fetch(path, {
-    credentials: "same-origin",
-    signal: AbortSignal.timeout(TIMEOUT_MS),
-    ...options,
-  });
+  const answer = await fetched(path, options);
   const body = await answer.json().catch(() => null);
   if (answer.ok && body !== null) return body;
-  const error = body?.error ?? `The server answered ${answer.status} to ${path}.`;
-  throw new Refused(answer.status, error);
+  throw refusal(answer, path, body);
+}
+
+const refusal = (answer, path, body) =>
+  new Refused(answer.status, body?.error ?? `The server answered ${answer.status} to ${path}.`);
+
+// Fetches a file and returns a URL of it for this page. Free it with URL.revokeObjectURL.
+export async function getFile(path) {
+  const answer = await fetched(path, { signal: AbortSignal.timeout(FILE_TIMEOUT_MS) });
+  if (!answer.ok) throw refusal(answer, path, await answer.json().catch(() => null));
+  return URL.createObjectURL(await answer.blob());
 }
 
 export const get = (path) => ask(path, {});

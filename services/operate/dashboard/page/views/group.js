@@ -1,6 +1,6 @@
 // The samples of one task side by side, with their advantages or why they were left out.
-import { html } from "../vendor/htm-preact.js";
-import { usePoll } from "../lib/api.js";
+import { html, useEffect, useState } from "../vendor/htm-preact.js";
+import { getFile, usePoll } from "../lib/api.js";
 import { bytes, clock, duration, number, reward, signed, words } from "../lib/format.js";
 import { Action, Answer, EpisodeLink, Facts, Failure, Panel, Pill, VersionLink } from "../lib/parts.js";
 import { go, link } from "../lib/route.js";
@@ -9,15 +9,48 @@ import { harmless, Text } from "../lib/text.js";
 
 export const named = (counts) => Object.entries(counts ?? {}).map(([name, value]) => `${words(harmless(name))} ${number(value)}`).join(", ");
 
-// An image that a browser draws safely, or a download.
+// A picture of an artifact that is fetched with the token, which an <img> can't send.
+function Picture({ path, name }) {
+  const [url, set] = useState(null);
+  useEffect(() => {
+    let [made, ended] = [null, false];
+    getFile(path).then((found) => {
+      made = found;
+      if (ended) URL.revokeObjectURL(made);
+      else set(made);
+    }, () => {}); // The link below it says what is wrong.
+    return () => {
+      ended = true;
+      if (made) URL.revokeObjectURL(made);
+    };
+  }, [path]);
+  return html`<img src=${url} alt=${name} width="160" height="120" />`;
+}
+
+const KEPT_MS = 60_000; // A browser may begin to read a download a little later.
+
+async function download(path, name) {
+  const url = await getFile(path);
+  Object.assign(document.createElement("a"), { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), KEPT_MS);
+}
+
+// A download, with a picture if it is an image that a browser draws safely.
 export function Artifact({ artifact }) {
+  const [error, set] = useState("");
   const safe = artifact.url?.startsWith("/api/artifacts/");
   const name = harmless(artifact.name);
   if (!safe) return html`<span>${name} (${bytes(artifact.bytes)}, not stored)</span>`;
   const image = /^image\/(png|jpeg|gif|webp)$/.test(artifact.media);
-  return html`<a class="artifact" href=${artifact.url} download=${image ? undefined : name}>
-    ${image ? html`<img src=${artifact.url} alt=${name} loading="lazy" width="160" height="120" />` : null}
-    <span>${name} <span class="muted">${harmless(artifact.media)}, ${bytes(artifact.bytes)}</span></span></a>`;
+  const save = (event) => {
+    event.preventDefault();
+    set("");
+    download(artifact.url, name).catch((reason) => set(reason.message));
+  };
+  return html`<a class="artifact" href=${artifact.url} onClick=${save}>
+    ${image ? html`<${Picture} path=${artifact.url} name=${name} />` : null}
+    <span>${name} <span class="muted">${harmless(artifact.media)}, ${bytes(artifact.bytes)}</span></span>
+    ${error ? html`<span role="alert">${harmless(error)}</span>` : null}</a>`;
 }
 
 const advantage = (row, policy) => row.advantages?.[policy]?.map(signed).join(" ") ?? "";
