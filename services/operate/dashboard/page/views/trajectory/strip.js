@@ -156,7 +156,6 @@ export function Strip({ data, branch, attempt, params }) {
         ${Object.entries(all).map(([name, one]) => html`<option key=${name} value=${name} selected=${one === mode}>${one.title}</option>`)}</select></label>`}>
     <div class="strip" ref=${place}>
       <span class="cell" aria-hidden="true">${"0".repeat(20)}</span>
-      ${tokens?.remarks?.length ? html`<ul class="remarks">${tokens.remarks.map((one) => html`<li key=${one}>${harmless(one)}</li>`)}</ul>` : null}
       <div class="keys">${mode.keys.map(([name, text]) => html`<span key=${text}><i class=${name}></i>${text}</span>`)}</div>
       <${Overview} tokens=${tokens} mode=${mode} total=${total} view=${starts.length ? [starts[Math.min(starts.length - 1, first)], starts[last] ?? total] : null} onJump=${(token) => (box.current.scrollTop = rowOf(starts, token) * ROW_PX)} />
       <div class="tokens" ref=${box} tabindex="0" role="group" aria-label="Tokens. The arrow keys choose one." onScroll=${scrolled} onKeyDown=${press}>
@@ -167,5 +166,6 @@ export function Strip({ data, branch, attempt, params }) {
             top=${(first + index) * ROW_PX} mode=${mode} chosen=${at} onChoose=${choose} />`)}</div>
       </div>
     </div>
-    <div class="chosen">${tokens ? html`<${Chosen} tokens=${tokens} at=${at} />` : null}</div><//>`;
+    <div class="chosen">${tokens ? html`<${Chosen} tokens=${tokens} at=${at} />` : null}</div>
+    ${tokens?.remarks?.length ? html`<ul class="remarks">${tokens.remarks.map((one) => html`<li key=${one}>${harmless(one)}</li>`)}</ul>` : null}<//>`;
 }
