@@ -108,7 +108,7 @@ class CallWaits:
         on = self._note(
             f"worker/{owner.worker}", owner.worker, request.at, cause,
             "if it is stuck, kill this worker: another one answers its prompts. If it is only "
-            "slow, start more: headrace serve inference RECIPE",
+            "slow, start more: `headrace serve inference RECIPE`",
             busy=not long and idle_s <= bound_s,
         )  # fmt: skip
         return (on,), "its worker has not answered it"
@@ -147,7 +147,7 @@ class CallWaits:
         limit = "score_s" if scoring else "step_s"
         on = self._note(
             f"worker/{owner.worker}/{use}", f"{owner.worker}, {what}", request.at, cause,
-            f"start more workers: headrace serve env RECIPE. environments.{use}.{limit} in the "
+            f"start more workers: `headrace serve env RECIPE`. environments.{use}.{limit} in the "
             "recipe of a new run bounds it",
             busy=not slow,
         )  # fmt: skip
@@ -162,8 +162,8 @@ class CallWaits:
         return self._note(
             f"worker/{worker}", worker, at,
             f"it has not reported for {self._now - at:.0f} s: it is stopped, stuck or dead",
-            f"see whether it runs. If it is stuck, kill it; another one takes its work: headrace "
-            f"serve {service} RECIPE",
+            f"see whether it runs. If it is stuck, kill it; another one takes its work: `headrace "
+            f"serve {service} RECIPE`",
         )  # fmt: skip
 
     def _limit(self, key: str, since: float) -> str:

@@ -56,7 +56,7 @@ class ServiceWaits:
         since = since if known is None else min(since, known.since)
         self._found[name] = Wait(
             name, "service", label, since, (), cause,
-            f"start one: {command}. If it starts and ends again, its log says why",
+            f"start one: `{command}`. If it starts and ends again, its log says why",
         )  # fmt: skip
         return name
 

@@ -85,7 +85,7 @@ class _Judge:
             return None
         return _Reason(
             f"the quota of tenant {task.tenant!r} is {most:,} live episodes, and {live:,} are live",
-            f"headrace quota {task.tenant} --live-episodes NUMBER, or --unlimited",
+            f"`headrace quota {task.tenant} --live-episodes NUMBER`, or `--unlimited`",
             self._groups if live else (),
         )
 
@@ -134,7 +134,7 @@ class _Judge:
                 return _Reason(
                     f"{waiting:.1f} prompts of {policy} wait for each slot, more than "
                     f"scheduler.waiting_per_slot = {scheduler.waiting_per_slot:g}",
-                    "start more workers: headrace serve inference RECIPE",
+                    "start more workers: `headrace serve inference RECIPE`",
                     self._groups,
                 )
         return None

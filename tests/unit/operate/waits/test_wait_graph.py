@@ -178,7 +178,7 @@ def test_a_quota_is_0() -> None:
     cause = cause_of(run)
     assert cause.name == "task 1 and 1 more"
     assert "the quota of tenant 'search' is 0 live episodes" in cause.cause
-    assert cause.help.startswith("headrace quota search --live-episodes")
+    assert cause.help.startswith("`headrace quota search --live-episodes")
     assert graph(run)["batch/default"].on == ("task/1",)
 
 
