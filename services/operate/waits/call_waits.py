@@ -16,7 +16,8 @@ STUCK_S = 5.0
 """A call that takes longer than this and STUCK_TIMES its worker's mean is called slow or stuck."""
 STUCK_TIMES = 10.0
 UNKNOWN_S = 60.0
-"""The same for an engine that has not completed a generation yet."""
+"""Before an engine has completed a generation, nothing is usual: it is a problem only after this
+time. That it has answered nothing is said from STUCK_S on."""
 BUSY_S, BUSY_TIMES = 600.0, 100.0
 """A call of a worker that answers others is busy for this long, or so many times its mean."""
 
@@ -100,10 +101,10 @@ class CallWaits:
             for number in owner.partitions
         ]
         idle_s = self._now - max(self._began(request, owner.worker), *answers, 0.0)
-        if idle_s > bound_s:
-            cause += f". It has answered nothing for {idle_s:.0f} s: the engine may be stuck"
-            if load.run_ms:
-                cause += f" (mean of a generation {mean_s:.3g} s)"
+        if idle_s > max(STUCK_S, mean_s):
+            mean = f"mean of a generation {mean_s:.3g} s" if load.run_ms else "no generation yet"
+            cause += f". It has answered nothing for {idle_s:.0f} s ({mean})"
+            cause += ": the engine may be stuck" if idle_s > bound_s else ": it is slow or stuck"
         long = self._now - request.at > max(BUSY_S, BUSY_TIMES * mean_s)
         on = self._note(
             f"worker/{owner.worker}", owner.worker, request.at, cause,

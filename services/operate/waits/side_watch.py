@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from headrace.errors import HeadraceError
+from headrace.infra.local.detached import ProcessId
 from headrace.schemas.events import PolicyPublished
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
-from headrace.services.operate.waits.run_facts import SideProblem
+from headrace.services.operate.waits.run_facts import LifeRecord, SideProblem
 
 FULL_BYTES = 64 * 1024 * 1024
 """A disk with less free space is called full: the next weights may not fit."""
@@ -32,6 +34,7 @@ class SideWatch:
         self._namespace = namespace
         self._blobs = blobs
         self._since: dict[tuple[str, str], float] = {}
+        self._ended: dict[str, float] = {}
 
     def problems(self, versions: Iterable[PolicyPublished], now: float) -> list[SideProblem]:
         """Returns what is wrong now, since it was first seen. `versions`: the newest ones."""
@@ -86,6 +89,23 @@ class SideWatch:
                     one.policy,
                 )  # fmt: skip
 
+    def ended(self, lives: Iterable[LifeRecord], now: float) -> dict[str, float]:
+        """Returns the workers whose processes have gone from this machine, since it was first seen.
+
+        A container may have the name of this machine and other numbers of processes. So nothing is
+        said unless the process of another worker of the run is found here.
+        """
+        host, ended = socket.gethostname(), list[str]()
+        processes = {one.worker: _process_of(one) for one in lives if one.host == host}
+        if any(_is_ours(number) for number in processes.values()):
+            ended = [
+                name
+                for name, number in processes.items()
+                if number and ProcessId.of(number) is None
+            ]
+        self._ended = {name: self._ended.get(name, now) for name in ended}
+        return dict(self._ended)
+
     def errors(self) -> dict[str, str]:
         """Returns the newest error in the log of each service of the run on this machine."""
         found = {}
@@ -93,6 +113,20 @@ class SideWatch:
             if (error := last_error(log)) is not None:
                 found[re.sub(r"-\d+$", "", log.stem)] = error
         return found
+
+
+def _process_of(life: LifeRecord) -> int:
+    """Returns the number of a worker's process. 0: its id has none."""
+    number = life.worker.rpartition("-")[2]
+    return int(number) if number.isdecimal() else 0
+
+
+def _is_ours(process: int) -> bool:
+    """Whether a process of this machine is Headrace's."""
+    try:
+        return b"headrace" in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 def free_bytes(folder: Path) -> int | None:
