@@ -39,7 +39,7 @@ from headrace.services.operate.doctor.doctor import diagnose
 from headrace.services.operate.doctor.finding import Finding
 from headrace.services.operate.quota.limits import set_limit
 from headrace.services.operate.quota.quota import set_quota
-from headrace.services.operate.waits.side_watch import SideWatch
+from headrace.services.operate.waits.side_watch import BROKER, SideWatch
 from headrace.services.operate.waits.wait_graph import Wait, likely_cause, wait_lines
 from headrace.services.operate.waits.waits_reader import WaitsReader, reading_waits
 from headrace.services.tasks.task_maker import Item, TaskMaker
@@ -341,6 +341,12 @@ def test_a_disk_is_full(run_in: Callable[..., None], tmp_path: Path) -> None:
         run_in(work, (), recipe="quickstart", alone=True)
     finally:
         disk.unmount()
+
+
+def test_the_disk_of_a_local_broker_is_watched(local_stack: local.LocalStack) -> None:
+    stack = local_stack.bootstrap_servers, local_stack.registry_url
+    folder = SideWatch(ClusterConfig(local_stack.state, *stack), "test", None).folders()[BROKER]
+    assert (folder / "meta.properties").exists()
 
 
 async def disk_findings(world: World) -> list[Finding]:

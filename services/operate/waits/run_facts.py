@@ -137,7 +137,7 @@ class SideProblem:
     """A problem that the log does not show."""
 
     kind: str
-    """`disk`, `weights` or `blobs`."""
+    """`disk`, `weights`, `blobs`, or `broker`: the broker's disk."""
     name: str
     since: float
     """When it was first seen, in epoch seconds."""

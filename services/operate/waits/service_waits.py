@@ -21,8 +21,9 @@ class ServiceWaits:
         self._found: dict[str, Wait] = {}
         for problem in facts.problems:
             name = f"service/{problem.kind}/{problem.name}"
+            kind = "broker" if problem.kind == "broker" else "service"
             self._found[name] = Wait(
-                name, "service", problem.name, problem.since, (), problem.cause, problem.help
+                name, kind, problem.name, problem.since, (), problem.cause, problem.help
             )
 
     def found(self) -> Iterator[Wait]:

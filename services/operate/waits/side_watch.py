@@ -11,6 +11,8 @@ from pathlib import Path
 from headrace.errors import HeadraceError
 from headrace.infra.local.detached import ProcessId
 from headrace.schemas.events import PolicyPublished
+from headrace.services.kafka.client_settings import KafkaSettings
+from headrace.services.kafka.visibility import log_folders_here
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.operate.waits.run_facts import LifeRecord, SideProblem
@@ -20,6 +22,9 @@ FULL_BYTES = 64 * 1024 * 1024
 TAIL_BYTES = 65_536
 """The end of each log that is read."""
 CHARACTERS = 300
+ASK_S = 5.0
+"""Longest time of a request to the brokers."""
+BROKER = "broker's folder"
 _ERROR = re.compile(
     r"\S+Z (?:ERROR|CRITICAL) +\S+ (?P<logged>.*)|(?:error: |\w+(?:Error|Exception): )(?P<last>.*)"
 )
@@ -35,6 +40,8 @@ class SideWatch:
         self._blobs = blobs
         self._since: dict[tuple[str, str], float] = {}
         self._ended: dict[str, float] = {}
+        self._of_broker: dict[str, Path] | None = None
+        """Folders of the broker. None: it was not asked yet, or did not answer."""
 
     def problems(self, versions: Iterable[PolicyPublished], now: float) -> list[SideProblem]:
         """Returns what is wrong now, since it was first seen. `versions`: the newest ones."""
@@ -47,21 +54,41 @@ class SideWatch:
         return self._since.setdefault((kind, name), now)
 
     def folders(self) -> dict[str, Path]:
-        """Returns the folders on this machine in which a run writes, by what they hold."""
+        """Returns the folders on this machine in which a run or its broker writes, by what they
+        hold."""
         folders = {"state folder": self._cluster.state.absolute()}
         if "://" not in self._cluster.blob_url:
             folders["blob store"] = Path(self._cluster.blob_url).absolute()
-        return folders
+        return folders | self._broker_folders()
+
+    def _broker_folders(self) -> dict[str, Path]:
+        if self._of_broker is None and self._cluster.bootstrap_servers:
+            settings = KafkaSettings(
+                self._cluster.bootstrap_servers, "headrace-disks", self._cluster.kafka_properties
+            )
+            try:
+                found = log_folders_here(settings, ASK_S)
+            except HeadraceError:
+                return {}  # that it does not answer is seen elsewhere
+            # Only the broker of a local stack has a relative folder: below the state folder.
+            folders = [self._cluster.state.absolute() / folder for folder in found]
+            self._of_broker = {
+                BROKER + (f" {number + 1}" if number else ""): folder
+                for number, folder in enumerate(one for one in folders if one.exists())
+            }
+        return self._of_broker or {}
 
     def _disks(self, now: float) -> Iterator[SideProblem]:
         for what, folder in self.folders().items():
             free = free_bytes(folder)
             if free is not None and free < FULL_BYTES:
-                name = f"disk of the {what}"
+                name, of_broker = f"disk of the {what}", what.startswith(BROKER)
+                kind = "broker" if of_broker else "disk"
                 yield SideProblem(
-                    "disk", name, self._first("disk", name, now),
+                    kind, name, self._first(kind, name, now),
                     f"the disk of the {what} {folder} is full: {free / 2**20:,.1f} MiB are free, "
-                    "so weights and checkpoints can't be written",
+                    f"so {'records' if of_broker else 'weights and checkpoints'} "
+                    "can't be written",
                     "free space there. `headrace prune` removes what no run needs",
                 )  # fmt: skip
 

@@ -190,6 +190,15 @@ def test_a_slow_engine_is_no_alarm(busy_s: float) -> None:
     assert cause.busy
 
 
+def test_the_disk_of_the_broker_stops_everything() -> None:
+    run = StalledRun()
+    playing(run)
+    run.action("1/0/0/3", BEGAN)
+    full = SideProblem("broker", "disk of the broker's folder", NOW - 2, "it is full", "free space")
+    run.facts.problems = [full]
+    assert cause_of(run).name == "disk of the broker's folder"
+
+
 def test_a_trainer_was_killed_on_this_machine() -> None:
     run = StalledRun()
     run.batch("default", 2, BEGAN)
