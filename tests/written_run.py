@@ -57,20 +57,31 @@ class Size:
     """Sampled tokens of a turn."""
     groups: int = 2
     """Groups of a batch."""
+    broken: int | None = None
+    """From this version on, `search` always fails, and of a group only sample 0 has a reward."""
 
 
 class RunWriter:
     """Writes a run of one policy, task by task, and a batch and a version for some tasks."""
 
-    def __init__(self, send: Send, size: Size, seed: int = 0, observation: str = "ok") -> None:
-        """`observation` is what the environment answers."""
+    def __init__(
+        self,
+        send: Send,
+        size: Size,
+        seed: int = 0,
+        observation: str = "ok",
+        weights: Blob | None = None,
+    ) -> None:
+        """`observation` is what the environment answers. `weights` are those of all versions; None:
+        they are not in the blob store."""
         self._send = send
         self._size = size
-        self._source = random.Random(seed)
+        self._seed = seed
         self._observation = observation
-        tokens = [self._source.randrange(256) for _ in range(size.tokens)]
-        self._tokens = pack_i32(tokens)
-        self._logprobs = pack_f32(-self._source.random() for _ in tokens)
+        self._weights = weights or Blob(sha256=bytes(32), size=0)
+        source = random.Random(seed)
+        self._tokens = pack_i32([source.randrange(256) for _ in range(size.tokens)])
+        self._logprobs = pack_f32(-source.random() for _ in range(size.tokens))
 
     async def write(self) -> None:
         """Writes everything."""
@@ -140,16 +151,22 @@ class RunWriter:
         await self._send(group)
         return group
 
+    def _is_broken(self, version: int) -> bool:
+        return self._size.broken is not None and version >= self._size.broken
+
     async def _episode(self, task: int, sample: int, version: int) -> EpisodeEnded:
+        source = random.Random(f"{self._seed}/{task}/{sample}")
         await self._send(
             EpisodeStarted(
                 task=task, sample=sample, submitted=self._submitted(task), seed=0, deadline=2**40
             )
         )
-        turns = [await self._turn(task, sample, n, version - 1) for n in range(self._size.turns)]
+        turns = [
+            await self._turn(task, sample, n, version, source) for n in range(self._size.turns)
+        ]
         now = int(time.time() * 1000)
-        reward = float(self._source.random() < 0.5)
-        failed = self._source.random() < 0.05
+        reward = float(sample == 0 if self._is_broken(version) else source.random() < 0.5)
+        failed = source.random() < 0.05
         trajectory = await self._send(
             TrajectoryRecorded(
                 task=task,
@@ -185,9 +202,11 @@ class RunWriter:
         await self._send(outcome)
         return outcome
 
-    async def _turn(self, task: int, sample: int, number: int, version: int) -> Turn:
+    async def _turn(
+        self, task: int, sample: int, number: int, version: int, source: random.Random
+    ) -> Turn:
         call, step = str(2 * number + 1), str(2 * number + 2)
-        tool = self._source.choice(TOOLS)
+        tool = source.choice(TOOLS)
         calls = json.dumps({"name": tool, "arguments": {"q": number}})
         text = f"I look it up. <tool_call>{calls}</tool_call>"
         request = GenerationRequested(
@@ -195,7 +214,7 @@ class RunWriter:
             expires_at=2**40, digest=DIGEST,
         )  # fmt: skip
         await self._send(request)
-        versions = pack_spans([version] * self._size.tokens)
+        versions = pack_spans([version - 1] * self._size.tokens)
         answer = GenerationCompleted(
             task=task, sample=sample, call=call, digest=DIGEST, policy="default", worker="w",
             finish="stop", prompt_added=pack_i32([97]), tokens=self._tokens, text=text,
@@ -208,7 +227,7 @@ class RunWriter:
             digest=DIGEST,
         )  # fmt: skip
         await self._send(action)
-        bad = tool == "search" and self._source.random() < 0.3
+        bad = tool == "search" and source.random() < (1.0 if self._is_broken(version) else 0.3)
         observation = ObservationRecorded(
             task=task, sample=sample, call=step, index=number + 1, digest=DIGEST, run_ms=10,
             text="Error: not found" if bad else self._observation,
@@ -250,14 +269,13 @@ class RunWriter:
         )
 
     async def _publish(self, version: int) -> None:
-        blank = bytes(32)
         await self._send(
             PolicyPublished(
                 policy="default",
                 version=version,
                 status="trained" if version else "initial",
-                digest=blank,
-                full=Blob(sha256=blank, size=0),
+                digest=bytes(32),
+                full=self._weights,
                 full_version=version,
                 metrics={"loss": 1.0 / (version + 1)},
             )

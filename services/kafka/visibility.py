@@ -86,14 +86,14 @@ def has_leaders(metadata: ClusterMetadata, name: str) -> bool:
     )
 
 
+LOCAL = frozenset({"127.0.0.1", "localhost", "::1"})
+"""Addresses of brokers that run on this machine."""
+
+
 @dataclass(frozen=True)
 class ClusterView:
     """What a client sees of the brokers, and what it may do."""
 
-    brokers: tuple[str, ...]
-    """Address of each broker, `host:port`."""
-    log_folders: tuple[str, ...]
-    """Where a broker keeps its records, on its host. Empty if the client may not ask."""
     topics: dict[str, frozenset[str]]
     """Topic to the operations that the client may do, such as `READ`. Empty if it may not see it.
     """
@@ -110,7 +110,6 @@ def view_cluster(
     """
     with as_failure("can't ask the brokers what this client may do"):
         admin = AdminClient(settings.admin())
-        found = admin.list_topics(timeout=limit_s)
         answers = admin.describe_topics(
             TopicCollection(sorted(topics)),
             include_authorized_operations=True,
@@ -120,8 +119,6 @@ def view_cluster(
             sorted(groups), include_authorized_operations=True, request_timeout=limit_s
         )
         return ClusterView(
-            tuple(f"{one.host}:{one.port}" for one in found.brokers.values()),
-            _log_folders(admin, next(iter(found.brokers)), limit_s),
             {name: _operations(answer, limit_s) for name, answer in answers.items()},
             {name: _operations(answer, limit_s) for name, answer in described.items()},
         )
@@ -146,11 +143,23 @@ _REFUSED = frozenset(
 )
 
 
-def _log_folders(admin: AdminClient, broker: int, limit_s: float) -> tuple[str, ...]:
-    asked = ConfigResource(ConfigResource.Type.BROKER, str(broker))
-    (answer,) = admin.describe_configs([asked], request_timeout=limit_s).values()
-    try:
-        entry = answer_of(answer, limit_s).get("log.dirs")
-    except KafkaException:
-        return ()  # not every principal may read it
-    return tuple(entry.value.split(",")) if entry is not None and entry.value else ()
+def log_folders_here(settings: KafkaSettings, limit_s: float) -> tuple[str, ...]:
+    """Returns where the brokers keep their records, if all of them run on this machine.
+
+    Empty also if the principal of these settings may not ask. Blocks for some seconds at most.
+    Raises DependencyError if no broker answers.
+    """
+    folders = list[str]()
+    with as_failure("can't ask the brokers where they keep their records"):
+        admin = AdminClient(settings.admin())
+        brokers = admin.list_topics(timeout=limit_s).brokers
+        if not {one.host for one in brokers.values()} <= LOCAL:
+            return ()
+        asked = [ConfigResource(ConfigResource.Type.BROKER, str(one)) for one in brokers]
+        for answer in admin.describe_configs(asked, request_timeout=limit_s).values():
+            try:
+                entry = answer_of(answer, limit_s).get("log.dirs")
+            except KafkaException:
+                return ()  # not every principal may read it
+            folders += entry.value.split(",") if entry is not None and entry.value else ()
+    return tuple(folders)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,29 +57,36 @@ def recorded() -> Iterator[Recorded]:
         yield server
 
 
-@pytest.fixture
-def open_page(browser: Browser, recorded: Recorded) -> Iterator[Open]:
-    """Opens links, each in a window of its own. An error in the page fails the test."""
+@contextmanager
+def pages(browser: Browser, url: str) -> Iterator[Open]:
+    """Opens links of a server, each in a window of its own. An error in the page fails the test."""
     opened: list[Any] = []
     problems: list[str] = []
 
     def go(link: str = "#/run", size: tuple[int, int] = WIDE, scheme: str = "light") -> Page:
         viewport = {"width": size[0], "height": size[1]}
         context = browser.new_context(viewport=viewport, color_scheme=scheme)  # type: ignore[arg-type]
-        context.grant_permissions(["clipboard-read", "clipboard-write"], origin=recorded.url)
+        context.grant_permissions(["clipboard-read", "clipboard-write"], origin=url.split("/?")[0])
         context.set_default_timeout(WAIT_MS)
         opened.append(context)
         page = context.new_page()
         page.on("pageerror", lambda error: problems.append(f"{error}"))
         page.on("dialog", lambda dialog: problems.append(f"a dialog: {dialog.message}"))
         page.on("console", lambda said: _note(said.type, said.text, problems))
-        page.goto(f"{recorded.url}/{link}")
+        page.goto(f"{url}{link}")
         return page
 
     yield go
     for context in opened:
         context.close()
     assert problems == []
+
+
+@pytest.fixture
+def open_page(browser: Browser, recorded: Recorded) -> Iterator[Open]:
+    """Opens links of the recorded answers."""
+    with pages(browser, recorded.url) as go:
+        yield go
 
 
 def _note(kind: str, text: str, problems: list[str]) -> None:

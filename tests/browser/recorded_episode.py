@@ -59,6 +59,8 @@ def group(task: int) -> Answer:
             "advantages": {} if one == 2 else {"default": [1.15 if one == 0 else -0.58]},
             "failure": FAILURE if one == 2 else None,
             "last_text": "The answer is 42.",
+            "tool_failures": 0,
+            "trained_in": {},
         }
         for one in range(GROUP)
     ]
@@ -84,6 +86,7 @@ def group(task: int) -> Answer:
         "environment": "search",
         "labels": {},
         "payload": text('{"question": "How long is the river?"}'),
+        "samples_wanted": GROUP,
         "submitted_at": run.NOW - 700,
         "ended_at": run.NOW - 690,
         "state": "ended",
@@ -127,6 +130,7 @@ def _exchanges(task: int, sample: int) -> list[Answer]:
     shared: Answer = {
         "worker": "inference-1",
         "index": None,
+        "failed": False,
         "failure": None,
         "request": text("How long is the river?"),
         "request_location": "search-agent.prompts.default.v1/0@3",
@@ -149,6 +153,8 @@ def _exchanges(task: int, sample: int) -> list[Answer]:
                 "run_s": 0.7,
                 "turn": index,
                 "versions": [39],
+                "context_tokens": 0,
+                "tokens": 30,
                 "prompt_tokens": 50,
                 "cached_tokens": 20,
                 "finish": "stop",
@@ -168,9 +174,13 @@ def _exchanges(task: int, sample: int) -> list[Answer]:
                 "queue_s": 0.02,
                 "run_s": 0.3,
                 "reward": 1.0 if index == 3 else None,
+                "rewards": {},
                 "terminated": index == 3,
+                "truncated": False,
+                "data": text(""),
                 "index": index,
                 "turn": None,
+                "failed": failed,
                 "failure": FAILURE if failed else None,
                 "artifacts": [IMAGE] if index == 0 else [],
             }
@@ -201,6 +211,7 @@ def episode(task: int, sample: int) -> Answer:
             {
                 "attempt": 0,
                 "counts": False,
+                "exchanges": 2,
                 "ending": "failed",
                 "at": run.NOW - 710,
                 "failures": [FAILURE],
@@ -208,6 +219,7 @@ def episode(task: int, sample: int) -> Answer:
             {
                 "attempt": 1,
                 "counts": True,
+                "exchanges": 2 * len(TURNS),
                 "ending": "finished",
                 "at": run.NOW - 690,
                 "failures": [],
@@ -217,6 +229,8 @@ def episode(task: int, sample: int) -> Answer:
         "purpose": "train",
         "agent": "chat",
         "environment": "search",
+        "verdict": None,
+        "trained_in": {"default": 40},
         "state": "ended",
         "started_at": run.NOW - 700,
         "ended_at": run.NOW - 688,
@@ -231,6 +245,7 @@ def episode(task: int, sample: int) -> Answer:
         "labels": {"split": "hard"},
         "artifacts": [IMAGE],
         "turns": [_turn(index) for index in range(len(TURNS))],
+        "turns_total": len(TURNS),
         "exchanges": exchanges,
         "timeline": timeline,
         "judges": [],

@@ -122,6 +122,7 @@ def waits() -> Answer:
             "on": on,
             "cause": cause,
             "help": help,
+            "busy": False,
         }
 
     def asked() -> Iterator[Answer]:
@@ -273,6 +274,7 @@ def workers() -> Answer:
             one("env-2", "env", False, [], [dict(lake, busy=0)]),
             one("agent-1", "agent", True, [], []),
         ],
+        "workers_total": 4,
         "sandboxes": [
             {
                 "instance": f"631/{one}",

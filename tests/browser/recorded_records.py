@@ -27,7 +27,6 @@ def topics() -> Answer:
                 "partitions": 4,
                 "records": 2560,
                 "first": 0,
-                "last_at": run.NOW - 3,
             }
             for name, event in names.items()
         ]
@@ -63,6 +62,7 @@ def record(at: str) -> Answer:
         "at": datetime.fromtimestamp(run.NOW - 5, UTC).isoformat(),
         "type": "TaskSubmitted",
         "id": "17",
+        "location": at,
         "event": {"task": 17, "payload": HOSTILE},
     }
 

@@ -29,7 +29,7 @@ from headrace.services.namespace.connect import connect
 from headrace.services.namespace.lookup import topics_of
 from headrace.services.operate.doctor.doctor import diagnose
 from headrace.services.operate.doctor.finding import Finding
-from tests.integration.test_dashboard import dashboard, wait_for_waits, write
+from tests.integration.test_dashboard import dashboard, write
 from tests.unit.operate.prune.shared_cluster import SharedCluster
 from tests.written_run import Size
 
@@ -237,7 +237,7 @@ def test_a_principal_that_may_only_read_watches_a_run(
     with dashboard(stack, "ours", tmp_path / "team", *options) as (browser, _):
         run = browser.until("/api/run", lambda tree: tree["index"]["caught_up"])
         assert (run["namespace"], run["tasks"]["submitted"]) == ("ours", 2)
-        wait_for_waits(browser)
+        browser.until_answered("/api/waits")
         assert browser.get("/api/episodes/0/0")["turns"]
         assert browser.get("/api/topics")["items"]
         status, _, body = browser.ask(

@@ -83,6 +83,14 @@ class Browser:
             time.sleep(0.2)
         return found
 
+    def until_answered(self, path: str, limit_s: float = CAUGHT_UP_S) -> Any:
+        """Asks until the server does not say any more that the log is not read yet."""
+        until = time.monotonic() + limit_s
+        while self.ask(path)[0] == 503:
+            assert time.monotonic() < until
+            time.sleep(0.5)
+        return self.get(path)
+
 
 @contextmanager
 def dashboard(
@@ -193,18 +201,10 @@ def check_run(browser: Browser, run: Any) -> None:
     assert tools["search"]["failed"] > 0
     assert tools["read"]["failed"] == 0
     assert browser.get("/api/compare?first=1&second=2")["kind"] == "versions"
-    wait_for_waits(browser)
+    waits = browser.until_answered("/api/waits")["waits"]
+    assert all(one["cause"] for one in waits if not one["on"])
     names = [one["namespace"] for one in browser.get("/api/runs")["items"]]
     assert run["namespace"] in names
-
-
-def wait_for_waits(browser: Browser) -> None:
-    """The wait graph comes within the time. Until the log is read the server says 503."""
-    until = time.monotonic() + CAUGHT_UP_S
-    while browser.ask("/api/waits")[0] == 503:
-        assert time.monotonic() < until
-        time.sleep(0.5)
-    assert all(one["cause"] for one in browser.get("/api/waits")["waits"] if not one["on"])
 
 
 def check_episode(browser: Browser) -> None:

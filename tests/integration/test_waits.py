@@ -18,6 +18,7 @@ import pytest
 from headrace.infra import local
 from headrace.schemas.events import (
     ActionRequested,
+    BatchAssembled,
     EnvironmentLoad,
     EnvironmentUse,
     EpisodeStarted,
@@ -35,8 +36,10 @@ from headrace.services.namespace.cluster_config import ClusterConfig, read_recip
 from headrace.services.namespace.connect import connect
 from headrace.services.namespace.lookup import topics_of
 from headrace.services.operate.doctor.doctor import diagnose
+from headrace.services.operate.doctor.finding import Finding
+from headrace.services.operate.quota.limits import set_limit
 from headrace.services.operate.quota.quota import set_quota
-from headrace.services.operate.waits.side_watch import SideWatch
+from headrace.services.operate.waits.side_watch import BROKER, SideWatch
 from headrace.services.operate.waits.wait_graph import Wait, likely_cause, wait_lines
 from headrace.services.operate.waits.waits_reader import WaitsReader, reading_waits
 from headrace.services.tasks.task_maker import Item, TaskMaker
@@ -205,6 +208,21 @@ def test_a_quota_holds_tasks_that_a_new_reader_finds(run_in: Callable[..., None]
     run_in(work)
 
 
+def test_an_image_is_full(run_in: Callable[..., None]) -> None:
+    async def work(world: World) -> None:
+        await world.send(stored(world))
+        await world.submit()
+        async with world.reporting(inference):
+            await world.named("scheduler.images.box allows 0 live episodes")
+            await set_limit(
+                world.log, world.recipe, "scheduler.images.box", units=4, period_s=None, reason=""
+            )
+            await world.named("no env worker runs")
+
+    images = ("environments.default.options.image=box", "scheduler.images.box=0")
+    run_in(work, (*SETTINGS, *images))
+
+
 def test_an_engine_is_stuck(run_in: Callable[..., None]) -> None:
     async def work(world: World) -> None:
         await world.send(stored(world))
@@ -296,7 +314,7 @@ def test_the_version_barrier_holds_a_policy(run_in: Callable[..., None]) -> None
 
 
 def test_a_disk_is_full(run_in: Callable[..., None], tmp_path: Path) -> None:
-    disk = Disk(tmp_path / "blobs", 2 * MIB)
+    disk = Disk(tmp_path / "blobs", 128 * MIB)
     disk.folder.mkdir()
     try:
         disk.mount()
@@ -304,22 +322,37 @@ def test_a_disk_is_full(run_in: Callable[..., None], tmp_path: Path) -> None:
         pytest.skip("file systems can't be mounted here")
 
     async def work(world: World) -> None:
-        await world.send(stored(world))
-        await world.submit()
+        await world.send(
+            stored(world),
+            BatchAssembled(policy="default", version=1, recipe=bytes(32), seed=0, samples=(),
+                           sampled_tokens=0, low_mark=0, groups_read=0),
+        )  # fmt: skip
+        # The trainer trains on the batch, and the disk has room.
+        waits = await world.named("it trains version 1")
+        assert not any("disk of" in one.name for one in waits)
+        assert not [one for one in await disk_findings(world) if one.state == "problem"]
         disk.fill(0)
-        waits: list[Wait] = []
-        async with asyncio.timeout(NAMED_S):
-            while not any("disk of the blob store" in one.name for one in waits):
-                waits = await world.reader.waits()
-                await asyncio.sleep(0.2)
-        found = await diagnose(world.cluster, None)
-        assert found.has_problem
-        assert any(one.check == "disk" and one.state == "problem" for one in found.findings)
+        await world.named("disk of the blob store", "is full: 0.0 MiB are free")
+        assert [one for one in await disk_findings(world) if one.state == "problem"]
+        disk.free()
+        await world.named("it trains version 1")
 
     try:
-        run_in(work)
+        run_in(work, (), recipe="quickstart", alone=True)
     finally:
         disk.unmount()
+
+
+def test_the_disk_of_a_local_broker_is_watched(local_stack: local.LocalStack) -> None:
+    stack = local_stack.bootstrap_servers, local_stack.registry_url
+    folder = SideWatch(ClusterConfig(local_stack.state, *stack), "test", None).folders()[BROKER]
+    assert (folder / "meta.properties").exists()
+
+
+async def disk_findings(world: World) -> list[Finding]:
+    """What the doctor says about the disk of the blob store."""
+    found = await diagnose(world.cluster, None)
+    return [one for one in found.findings if one.check == "disk" and "blob store" in one.text]
 
 
 def test_the_doctor_prints_checks_and_waits_as_text_and_json(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from headrace.errors import HeadraceError, UsageError
@@ -32,7 +31,6 @@ REPORTS_S = 1.5
 """Each worker reports its load in this time."""
 LONG_S, STALLED_S = 10.0, 60.0
 """Something that keeps others waiting for so long is a warning, and then a problem."""
-LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass
@@ -72,7 +70,10 @@ async def diagnose(cluster: ClusterConfig, recipe: Recipe | None) -> Diagnosis:
         await _of_cluster(cluster, name, recipe, found)
     except HeadraceError as error:
         found.findings.append(Finding("kafka", "problem", str(error)))
-        await _of_machine(cluster, recipe, {}, (), found)
+        # No broker is asked a second time.
+        await _of_machine(
+            replace(cluster, bootstrap_servers=None, registry_url=None), recipe, {}, found
+        )
     return found
 
 
@@ -93,13 +94,13 @@ async def _of_cluster(
             topics, life = await find_namespace(connection, name)
         except UsageError as error:
             found.findings.append(Finding("run", "ok", str(error)))
-            await _of_machine(cluster, recipe, {}, (), found)
+            await _of_machine(cluster, recipe, {}, found)
             return
         log = connection.log(topics)
-        folders = await _permissions(cluster, log, found)
+        await _permissions(cluster, log, found)
         recorded = {} if life.started is None else life.started.versions
         recipe = life.recipe()
-        await _of_machine(cluster, recipe, recorded, folders, found)
+        await _of_machine(cluster, recipe, recorded, found)
         for check in (
             cluster_checks.clocks(log),
             cluster_checks.retention(log, recipe),
@@ -118,8 +119,7 @@ async def _checked(check: Awaitable[Finding]) -> Finding:
         return Finding("kafka", "problem", str(error))
 
 
-async def _permissions(cluster: ClusterConfig, log: EventLog, found: Diagnosis) -> tuple[str, ...]:
-    """Judges the permissions. Returns the folders of the broker, if it runs on this machine."""
+async def _permissions(cluster: ClusterConfig, log: EventLog, found: Diagnosis) -> None:
     settings = KafkaSettings(
         str(cluster.bootstrap_servers), "headrace-doctor", cluster.kafka_properties
     )
@@ -131,24 +131,19 @@ async def _permissions(cluster: ClusterConfig, log: EventLog, found: Diagnosis) 
         view = await asyncio.to_thread(view_cluster, settings, names, groups, ASK_S)
     except HeadraceError as error:
         found.findings.append(Finding("permissions", "warning", str(error)))
-        return ()
+        return
     for name in hidden:
         view.topics.setdefault(name, frozenset())
     found.findings += cluster_checks.permissions(view, log.topics)
-    ours = {broker.rpartition(":")[0] for broker in view.brokers} <= set(LOCAL)
-    return view.log_folders if ours else ()
 
 
 async def _of_machine(
     cluster: ClusterConfig,
     recipe: Recipe | None,
     recorded: Mapping[str, str],
-    broker_folders: tuple[str, ...],
     found: Diagnosis,
 ) -> None:
-    folders = SideWatch(cluster, "", None).folders()
-    for number, folder in enumerate(one for one in broker_folders if Path(one).exists()):
-        folders["broker's folder" + (f" {number + 1}" if number else "")] = Path(folder)
+    folders = await asyncio.to_thread(SideWatch(cluster, "", None).folders)
     found.findings.append(await asyncio.to_thread(machine_checks.packages, recorded))
     found.findings += machine_checks.disks(folders)
     if (memory := machine_checks.memory()) is not None:

@@ -16,7 +16,8 @@ STUCK_S = 5.0
 """A call that takes longer than this and STUCK_TIMES its worker's mean is called slow or stuck."""
 STUCK_TIMES = 10.0
 UNKNOWN_S = 60.0
-"""The same for an engine that has not completed a generation yet."""
+"""Before an engine has completed a generation, nothing is usual: it is a problem only after this
+time. That it has answered nothing is said from STUCK_S on."""
 BUSY_S, BUSY_TIMES = 600.0, 100.0
 """A call of a worker that answers others is busy for this long, or so many times its mean."""
 
@@ -100,15 +101,15 @@ class CallWaits:
             for number in owner.partitions
         ]
         idle_s = self._now - max(self._began(request, owner.worker), *answers, 0.0)
-        if idle_s > bound_s:
-            cause += f". It has answered nothing for {idle_s:.0f} s: the engine may be stuck"
-            if load.run_ms:
-                cause += f" (mean of a generation {mean_s:.3g} s)"
+        if idle_s > max(STUCK_S, mean_s):
+            mean = f"mean of a generation {mean_s:.3g} s" if load.run_ms else "no generation yet"
+            cause += f". It has answered nothing for {idle_s:.0f} s ({mean})"
+            cause += ": the engine may be stuck" if idle_s > bound_s else ": it is slow or stuck"
         long = self._now - request.at > max(BUSY_S, BUSY_TIMES * mean_s)
         on = self._note(
             f"worker/{owner.worker}", owner.worker, request.at, cause,
             "if it is stuck, kill this worker: another one answers its prompts. If it is only "
-            "slow, start more: headrace serve inference RECIPE",
+            "slow, start more: `headrace serve inference RECIPE`",
             busy=not long and idle_s <= bound_s,
         )  # fmt: skip
         return (on,), "its worker has not answered it"
@@ -147,7 +148,7 @@ class CallWaits:
         limit = "score_s" if scoring else "step_s"
         on = self._note(
             f"worker/{owner.worker}/{use}", f"{owner.worker}, {what}", request.at, cause,
-            f"start more workers: headrace serve env RECIPE. environments.{use}.{limit} in the "
+            f"start more workers: `headrace serve env RECIPE`. environments.{use}.{limit} in the "
             "recipe of a new run bounds it",
             busy=not slow,
         )  # fmt: skip
@@ -162,8 +163,8 @@ class CallWaits:
         return self._note(
             f"worker/{worker}", worker, at,
             f"it has not reported for {self._now - at:.0f} s: it is stopped, stuck or dead",
-            f"see whether it runs. If it is stuck, kill it; another one takes its work: headrace "
-            f"serve {service} RECIPE",
+            f"see whether it runs. If it is stuck, kill it; another one takes its work: `headrace "
+            f"serve {service} RECIPE`",
         )  # fmt: skip
 
     def _limit(self, key: str, since: float) -> str:

@@ -23,6 +23,6 @@ class Wait:
     cause: str
     """Why it waits, as far as the log shows it."""
     help: str
-    """A command that shows more or helps, or what to do."""
+    """A command that shows more or helps, or what to do, with its commands between backticks."""
     busy: bool = False
     """It works, and not for longer than is usual: however old, it is no problem."""

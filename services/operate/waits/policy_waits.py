@@ -90,7 +90,13 @@ def batch_wait(
         return
     if (reason := _all_dropped(facts, policy)) is not None:
         yield Wait(
-            name, "batch", label, since, (), reason, f"{more} shows them. Change {_filters(policy)}"
+            name,
+            "batch",
+            label,
+            since,
+            (),
+            reason,
+            f"`{more}` shows them. Change {_filters(policy)}",
         )
         return
     group = services.group("assemble-groups", since) if _lag(facts, "assemble-groups") else None
@@ -162,4 +168,4 @@ def _lag(facts: RunFacts, service: str) -> int:
 
 
 def _log_of(service: str, more: str) -> str:
-    return f"the log of {service} says what it does; {more}"
+    return f"the log of {service} says what it does; see `{more}`"

@@ -29,7 +29,11 @@ from headrace.schemas.recipe.limit_settings import Tenant
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.kafka.broker import Partition, Position
 from headrace.services.operate.waits.policy_facts import PolicyFacts
-from headrace.services.worker.limits.limits_of import all_limits, environment_limits
+from headrace.services.worker.limits.limits_of import (
+    all_limits,
+    environment_limits,
+    limits_of_use,
+)
 from headrace.services.worker.worker_loads import EnvironmentLoads, WorkerLoads
 
 MOST_EPISODES = 20_000
@@ -112,6 +116,9 @@ class LifeRecord:
     reason: str
     at: float
     every_s: float
+    host: str = ""
+    worker: str = ""
+    """Its id, which ends with the number of its process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +137,7 @@ class SideProblem:
     """A problem that the log does not show."""
 
     kind: str
-    """`disk`, `weights` or `blobs`."""
+    """`disk`, `weights`, `blobs`, or `broker`: the broker's disk."""
     name: str
     since: float
     """When it was first seen, in epoch seconds."""
@@ -178,6 +185,8 @@ class RunFacts:
         """By service."""
         self.details: dict[str, ActionDetail] = {}
         """By id: the oldest open actions."""
+        self.ended_here: dict[str, float] = {}
+        """Workers whose processes have gone from this machine, to when that was first seen."""
         self.problems: list[SideProblem] = []
         self.errors: dict[str, str] = {}
         """Service to the newest error in its log on this machine."""
@@ -312,8 +321,9 @@ class RunFacts:
         if event.worker not in self.lives and len(self.lives) >= MOST_WORKERS:
             return
         self.lives[event.worker] = LifeRecord(
-            event.service, event.policy, event.state, event.reason, at, event.every_ms / 1000
-        )
+            event.service, event.policy, event.state, event.reason, at, event.every_ms / 1000,
+            event.host, event.worker,
+        )  # fmt: skip
 
     def live_of(self, purpose: str) -> int:
         """Returns how many episodes of a purpose are live."""
@@ -323,13 +333,13 @@ class RunFacts:
         )
 
     def live_by(self) -> tuple[Mapping[tuple[str, str], int], Mapping[str, int]]:
-        """Returns the live episodes by tenant and purpose, and by environment."""
+        """Returns the live episodes by tenant and purpose, and by limit of `limits_of_use`."""
         tenants: Counter[tuple[str, str]] = Counter()
-        environments: Counter[str] = Counter()
+        limits: Counter[str] = Counter()
         for one in self.episodes.values():
             if one.started is not None:
                 task = one.started.submitted
                 tenants[task.tenant, task.purpose] += 1
-                if task.environment is not None:
-                    environments[task.environment.use] += 1
-        return tenants, environments
+                if (use := task.environment) is not None:
+                    limits.update(limits_of_use(self.recipe, use.use, use.image))
+        return tenants, limits

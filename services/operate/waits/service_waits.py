@@ -21,8 +21,9 @@ class ServiceWaits:
         self._found: dict[str, Wait] = {}
         for problem in facts.problems:
             name = f"service/{problem.kind}/{problem.name}"
+            kind = "broker" if problem.kind == "broker" else "service"
             self._found[name] = Wait(
-                name, "service", problem.name, problem.since, (), problem.cause, problem.help
+                name, kind, problem.name, problem.since, (), problem.cause, problem.help
             )
 
     def found(self) -> Iterator[Wait]:
@@ -56,7 +57,7 @@ class ServiceWaits:
         since = since if known is None else min(since, known.since)
         self._found[name] = Wait(
             name, "service", label, since, (), cause,
-            f"start one: {command}. If it starts and ends again, its log says why",
+            f"start one: `{command}`. If it starts and ends again, its log says why",
         )  # fmt: skip
         return name
 
@@ -92,9 +93,11 @@ class ServiceWaits:
         return max(alive or lives, key=lambda one: one.at, default=None)
 
     def lives(self, life: LifeRecord) -> bool:
-        """Whether a worker lives, as far as its records say: a killed one does for a minute."""
+        """Whether a worker lives, as far as is known: a killed one on another machine does for a
+        minute or more."""
         late = life.every_s > 0 and self._now - life.at > life.every_s + LIFE_SLACK_S
-        return life.state not in ("gone", "failed") and not late
+        ended = life.state in ("gone", "failed") or life.worker in self._facts.ended_here
+        return not (ended or late)
 
     def sole(self, service: str, policy: str, since: float) -> str | None:
         """Notes that a service without a consumer group does not run, as its lives say.
@@ -104,9 +107,13 @@ class ServiceWaits:
         life = self.last_life(service, policy)
         if life is None or self.lives(life):
             return None
-        ago = int(self._now - life.at)
-        what = f"no {service} runs: the last one was heard of {ago} s ago"
-        return self.absent(service, policy, max(since, life.at), what)
+        gone_at = self._facts.ended_here.get(life.worker)
+        if gone_at is None:
+            what = f"the last one was heard of {int(self._now - life.at)} s ago"
+        else:
+            what = f"the process of the last one, {life.worker}, has gone from this machine"
+        since = max(since, life.at if gone_at is None else gone_at)
+        return self.absent(service, policy, since, f"no {service} runs: {what}")
 
     def group(self, service: str, since: float) -> str | None:
         """Notes that a service has no member in its consumer group. None: it has one, or is not

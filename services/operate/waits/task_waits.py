@@ -6,12 +6,13 @@ find first, as far as the log shows it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from headrace.services.operate.waits.found_wait import Wait
 from headrace.services.operate.waits.run_facts import RunFacts, WaitingFact
 from headrace.services.operate.waits.service_waits import ServiceWaits
+from headrace.services.worker.limits.limits_of import limits_of_use
 
 JUDGED = 1_000
 """The oldest tasks of which it is judged why they wait. The others wait behind them."""
@@ -29,8 +30,7 @@ def task_waits(
     facts: RunFacts, services: ServiceWaits, groups: tuple[str, ...], now: float
 ) -> Iterator[Wait]:
     """Yields a wait for each reason, named after the oldest task that has it."""
-    tenants, environments = facts.live_by()
-    judge = _Judge(facts, services, groups, tenants, environments, now)
+    judge = _Judge(facts, services, groups, now)
     found: dict[_Reason, list[int]] = {}
     for number in sorted(facts.tasks)[:JUDGED]:
         found.setdefault(judge.reason(facts.tasks[number]), []).append(number)
@@ -50,12 +50,10 @@ class _Judge:
         facts: RunFacts,
         services: ServiceWaits,
         groups: tuple[str, ...],
-        tenants: Mapping[tuple[str, str], int],
-        environments: Mapping[str, int],
         now: float,
     ) -> None:
         self._facts, self._services, self._groups, self._now = facts, services, groups, now
-        self._tenants, self._environments = tenants, environments
+        self._tenants, self._by_limit = facts.live_by()
         self._live = {purpose: facts.live_of(purpose) for purpose in ("train", "evaluate")}
 
     def reason(self, task: WaitingFact) -> _Reason:
@@ -86,7 +84,7 @@ class _Judge:
             return None
         return _Reason(
             f"the quota of tenant {task.tenant!r} is {most:,} live episodes, and {live:,} are live",
-            f"headrace quota {task.tenant} --live-episodes NUMBER, or --unlimited",
+            f"`headrace quota {task.tenant} --live-episodes NUMBER`, or `--unlimited`",
             self._groups if live else (),
         )
 
@@ -105,11 +103,10 @@ class _Judge:
         )
 
     def _environment(self, task: WaitingFact) -> _Reason | None:
-        for key, live in (
-            (f"scheduler.environments.{task.environment}",
-             self._environments.get(task.environment, 0)),
-        ):  # fmt: skip
-            most = self._facts.limits.get(key)
+        if not task.environment:
+            return None
+        for key in limits_of_use(self._facts.recipe, task.environment, task.image):
+            most, live = self._facts.limits.get(key), self._by_limit.get(key, 0)
             if most is not None and (not most or (live and live + task.samples > most)):
                 return _Reason(
                     f"{key} allows {most:,} live episodes, and {live:,} are live",
@@ -135,7 +132,7 @@ class _Judge:
                 return _Reason(
                     f"{waiting:.1f} prompts of {policy} wait for each slot, more than "
                     f"scheduler.waiting_per_slot = {scheduler.waiting_per_slot:g}",
-                    "start more workers: headrace serve inference RECIPE",
+                    "start more workers: `headrace serve inference RECIPE`",
                     self._groups,
                 )
         return None

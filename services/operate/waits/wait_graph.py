@@ -154,8 +154,8 @@ def likely_cause(waits: Sequence[Wait]) -> Wait | None:
     known = {one.id: one for one in waits}
     if not known:
         return None
-    if "broker" in known:
-        return known["broker"]
+    if broker := [one for one in waits if one.kind == "broker"]:
+        return known.get("broker", broker[0])
     by_age = sorted(waits, key=lambda one: (one.kind != "trainer", one.since, one.id))
     reached, ahead = set[str](), [by_age[0].id]
     while ahead:

@@ -142,7 +142,7 @@ class WaitsReader:
         facts = self._empty()
         facts.answered_at = self._facts.answered_at
         facts.members, facts.problems = self._facts.members, self._facts.problems
-        facts.errors = self._facts.errors
+        facts.errors, facts.ended_here = self._facts.errors, self._facts.ended_here
         starts = await self._starts(facts)
         records = follow_records(self._log, starts)
         async with aclosing(records):
@@ -292,6 +292,8 @@ class WaitsReader:
         newest = [one.newest for one in self._facts.policies.values() if one.newest is not None]
         problems = await asyncio.to_thread(self._side.problems, newest, now())
         errors = await asyncio.to_thread(self._side.errors)
+        lives = list(self._facts.lives.values())
+        self._facts.ended_here = await asyncio.to_thread(self._side.ended, lives, now())
         self._facts.problems, self._facts.errors = problems, errors
 
     async def _look_at_actions(self) -> None:

@@ -135,6 +135,16 @@ class GroupRow:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """A step of which both the action and the observation were read, or a request of another kind.
+
+    Steps share rows that are equal."""
+
+    tools: tuple[str, ...] = ()
+    failed: bool = False
+
+
 @dataclass(slots=True)
 class TaskRow:
     """One task, with the places of all its records."""
@@ -150,11 +160,11 @@ class TaskRow:
     groups: dict[str, GroupRow] = field(default_factory=dict)
     places: array[int] = field(default_factory=lambda: array("q"))
     """WIDTH integers for each record: its place, the sample that it belongs to, and its bytes."""
-    calls: dict[tuple[int, int, str], tuple[str, ...] | tuple[bool, float]] = field(
+    calls: dict[tuple[int, int, str], tuple[str, ...] | tuple[bool, float] | StepRow] = field(
         default_factory=dict
     )
-    """Steps of which only the action (names of tools) or the observation (whether it failed,
-    seconds) was read so far, by sample, attempt and call."""
+    """Steps by sample, attempt and call. If only the action was read so far: the names of its
+    tools. If only the observation was read: whether it failed, and seconds."""
 
     def episode(self, sample: int) -> EpisodeRow:
         """Returns the row of a sample; makes it if there is none."""
@@ -194,8 +204,7 @@ class ToolRow:
     failed: int = 0
     seconds: float = 0.0
     example: tuple[int, int] | None = None
-    """Task and sample of a call that failed; else of a call."""
-    example_failed: bool = False
+    """Task and sample of a call that failed."""
 
 
 def rewards_of(rows: Iterable[EpisodeRow]) -> list[float]:

@@ -9,6 +9,7 @@ their partition counts.
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 
 from headrace.schemas import packed
 from headrace.schemas.events import (
@@ -36,6 +37,7 @@ from headrace.services.operate.dashboard.index.index_rows import (
     GroupRow,
     Places,
     Seen,
+    StepRow,
     TaskRow,
     ToolRow,
     short,
@@ -59,8 +61,8 @@ MOST_TOOLS = 5_000
 MOST_FAILURES = 500
 OTHERS = "others"
 """Tools and failures beyond these bounds count under this name."""
-DONE = ()
-"""Stands for a step of which both the action and the observation were read."""
+step_row = lru_cache(4_096)(StepRow)
+"""Makes rows of steps, of which few differ."""
 
 
 class RunIndex:
@@ -163,38 +165,39 @@ class RunIndex:
             return
         key = (event.sample, event.attempt, event.call)
         known = row.calls.get(key)
-        if known == DONE:
+        if isinstance(known, StepRow):
             return
         if isinstance(event, ActionRequested):
             if event.kind != "step":
-                row.calls[key] = DONE
+                row.calls[key] = step_row()
             elif known is None:
                 row.calls[key] = tools_of(event)
             elif isinstance(known[0], bool):
-                row.calls[key] = DONE
-                self._count_tools(row, event.sample, tools_of(event), *known)
+                row.calls[key] = self._count_tools(row, event.sample, tools_of(event), *known)
             return
         failed, seconds = has_failed(event), event.run_ms / 1000
         if known is None:
             row.calls[key] = (failed, seconds)
         elif not isinstance(known[0], bool):
-            row.calls[key] = DONE
-            self._count_tools(row, event.sample, known, failed, seconds)
+            row.calls[key] = self._count_tools(row, event.sample, known, failed, seconds)
 
     def _count_tools(
         self, row: TaskRow, sample: int, tools: tuple[str, ...], failed: bool, seconds: float
-    ) -> None:
+    ) -> StepRow:
+        names = []
         for name in tools:
             if name not in self.tools and len(self.tools) >= MOST_TOOLS:
                 name = OTHERS
+            names.append(name)
             tool = self.tools.setdefault(name, ToolRow())
             tool.calls += 1
             tool.failed += failed
             tool.seconds += seconds
-            if tool.example is None or (failed and not tool.example_failed):
-                tool.example, tool.example_failed = (row.task, sample), failed
+            if failed and tool.example is None:
+                tool.example = row.task, sample
         if failed:
             self._episode(row, sample).tool_failures += 1
+        return step_row(tuple(names), failed)
 
     def _on_trajectory(self, event: TrajectoryRecorded, seen: Seen) -> None:
         row = self._note(event.task, event.sample, seen)

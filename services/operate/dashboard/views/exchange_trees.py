@@ -9,6 +9,7 @@ from headrace.schemas.events import (
     ObservationRecorded,
 )
 from headrace.services.log.unpacked import versions_in
+from headrace.services.operate.dashboard.index.tool_calls_read import has_failed
 from headrace.services.operate.dashboard.views.cut_texts import (
     Tree,
     artifact_tree,
@@ -41,6 +42,7 @@ def add_answer(
     tree["answer"] = text_tree(event.text, location, "text")
     tree["run_s"] = event.run_ms / 1000
     tree["failure"] = failure_tree(event.failure)
+    tree["failed"] = event.failure is not None
     if isinstance(event, GenerationCompleted):
         tree |= {
             "what": event.policy,
@@ -55,6 +57,8 @@ def add_answer(
         return
     if tree["kind"] == "generate":  # Its request is gone.
         tree["kind"] = "reset" if event.index == 0 else "step"
+    if tree["kind"] == "step":
+        tree["failed"] = has_failed(event)
     tree |= {
         "index": event.index,
         "worker": event.instance or tree["worker"],

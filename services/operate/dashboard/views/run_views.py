@@ -256,14 +256,13 @@ def tools_tree(index: RunIndex, query: Mapping[str, str]) -> Tree:
 
     def to_tree(item: tuple[str, Any]) -> Tree:
         name, row = item
-        task, sample = row.example or (0, 0)
         return {
             "tool": safe(name),
             "calls": row.calls,
             "failed": row.failed,
             "share": row.failed / row.calls if row.calls else 0.0,
             "seconds_mean": row.seconds / row.calls if row.calls else 0.0,
-            "example": {"task": task, "sample": sample},
+            "example": row.example and {"task": row.example[0], "sample": row.example[1]},
         }
 
     return page_of(rows, query, to_tree)

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from headrace.errors import UsageError
 from headrace.services.operate.compare.comparison import ComparedRun, Comparison
-from headrace.services.operate.dashboard.index.index_rows import EpisodeRow, rewards_of
+from headrace.services.operate.dashboard.index.index_rows import EpisodeRow, StepRow, rewards_of
 from headrace.services.operate.dashboard.index.run_index import RunIndex
 from headrace.services.operate.dashboard.views.cut_texts import Tree, safe
 from headrace.services.operate.dashboard.views.run_views import evaluation_tree
@@ -105,6 +105,26 @@ def _rows(index: RunIndex, policy: str, version: int) -> _Rows:
     ]
 
 
+def _tools(index: RunIndex, policy: str, version: int) -> Tree:
+    """Returns how often the version's episodes called each tool, and how often that failed."""
+    calls: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for task in index.tasks.values():
+        trained = {
+            sample
+            for sample, row in task.samples.items()
+            if row.trained is not None and row.trained.get(policy) == version
+        }
+        for (sample, _, _), step in task.calls.items():
+            if sample in trained and isinstance(step, StepRow):
+                calls.update(step.tools)
+                failed.update(step.tools * step.failed)
+    return {
+        safe(name): {"calls": count, "failed": failed[name]}
+        for name, count in calls.most_common(MOST_ITEMS)
+    }
+
+
 def _mean_tree(rewards: list[float]) -> Tree:
     return {"reward": fmean(rewards) if rewards else None, "episodes": len(rewards)}
 
@@ -121,13 +141,7 @@ def _side(index: RunIndex, policy: str, version: int, rows: _Rows) -> Tree:
         "rewards": histogram(rewards_of(episodes)),
         "endings": dict(Counter(row.ending for row in episodes).most_common()),
         "failures": dict(Counter(row.origin for row in episodes if row.origin).most_common()),
-        "tools": {
-            safe(name): {"episodes": count}
-            for name, count in Counter(
-                name for attempt in attempts for name in attempt.tools
-            ).most_common(MOST_ITEMS)
-        },
-        "tool_failures": sum(row.tool_failures for row in episodes),
+        "tools": _tools(index, policy, version),
         "tokens_mean": fmean(one.tokens for one in attempts) if attempts else None,
         "turns_mean": fmean(one.turns for one in attempts) if attempts else None,
         "seconds_mean": fmean(row.seconds for row in episodes) if episodes else None,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.schemas.events import Dropped, QuotaSet, RunStateEntered
+from headrace.schemas.events import Dropped, EnvironmentUse, QuotaSet, RunStateEntered
 from headrace.services.operate.waits.run_facts import (
     ActionDetail,
     LifeRecord,
@@ -169,6 +169,68 @@ def test_a_worker_is_stopped() -> None:
     assert "reported" in cause.cause
 
 
+def test_an_engine_has_not_completed_a_generation() -> None:
+    run = StalledRun()
+    run.start(1, BEGAN - 1)
+    run.inference(NOW, run_ms=0)
+    run.prompt("1/0/0/3", BEGAN)
+    cause = cause_of(run)
+    assert "has answered nothing for 12 s (no generation yet): it is slow or stuck" in cause.cause
+    assert cause.busy  # It may be loading or compiling: no alarm yet.
+
+
+@pytest.mark.parametrize("busy_s", [1.0, 4.0])
+def test_a_slow_engine_is_no_alarm(busy_s: float) -> None:
+    run = StalledRun()
+    run.start(1, BEGAN - 1)
+    run.inference(NOW, run_ms=int(1000 * busy_s) + 1_000)
+    run.prompt("1/0/0/3", BEGAN)
+    cause = cause_of(run)
+    assert "answered nothing for 12 s" in cause.cause
+    assert cause.busy
+
+
+def test_the_disk_of_the_broker_stops_everything() -> None:
+    run = StalledRun()
+    playing(run)
+    run.action("1/0/0/3", BEGAN)
+    full = SideProblem("broker", "disk of the broker's folder", NOW - 2, "it is full", "free space")
+    run.facts.problems = [full]
+    assert cause_of(run).name == "disk of the broker's folder"
+
+
+def test_a_trainer_was_killed_on_this_machine() -> None:
+    run = StalledRun()
+    run.batch("default", 2, BEGAN)
+    life = LifeRecord("trainer", "default", "ready", "", NOW - 30, 60.0, "a", "trainer-a-4")
+    run.facts.lives["trainer-a-4"] = life
+    assert graph(run)["trainer/default"].busy
+    run.facts.ended_here = {"trainer-a-4": NOW - 2}
+    cause = cause_of(run)
+    assert cause.id == "service/trainer/default"
+    assert "the process of the last one, trainer-a-4, has gone from this machine" in cause.cause
+    assert cause.since == NOW - 2
+
+
+@pytest.mark.parametrize("name", ["", "box:2"])
+def test_an_image_is_full(name: str) -> None:
+    """The image of the task counts, or else that of the recipe."""
+    run = StalledRun(
+        environments={"default": {"use": "null", "options": {"image": "box:2"}}},
+        scheduler={"images": {"box:2": 2, "box:3": 9}},
+    )
+    playing(run)
+    run.task(2, BEGAN, environment=EnvironmentUse(use="default", image=name))
+    run.task(3, BEGAN, environment=EnvironmentUse(use="default", image="box:3"))
+    found = graph(run)
+    assert found["task/2"].cause == (
+        "scheduler.images.box:2 allows 2 live episodes, and 2 are live"
+    )
+    assert found["task/2"].help == "headrace quota scheduler.images.box:2 --units NUMBER"
+    assert found["task/2"].on == ("group/1",)
+    assert "images" not in found["task/3"].cause
+
+
 def test_a_quota_is_0() -> None:
     run = StalledRun()
     run.inference(NOW)
@@ -178,7 +240,7 @@ def test_a_quota_is_0() -> None:
     cause = cause_of(run)
     assert cause.name == "task 1 and 1 more"
     assert "the quota of tenant 'search' is 0 live episodes" in cause.cause
-    assert cause.help.startswith("headrace quota search --live-episodes")
+    assert cause.help.startswith("`headrace quota search --live-episodes")
     assert graph(run)["batch/default"].on == ("task/1",)
 
 

@@ -2,7 +2,7 @@
 import { html } from "../vendor/htm-preact.js";
 import { query, usePoll } from "../lib/api.js";
 import { clock, number, words } from "../lib/format.js";
-import { Ago, Answer, Facts, Panel } from "../lib/parts.js";
+import { Answer, Facts, Panel } from "../lib/parts.js";
 import { change, link } from "../lib/route.js";
 import { Table } from "../lib/table.js";
 import { harmless, Text } from "../lib/text.js";
@@ -16,7 +16,6 @@ const TOPICS = [
   { key: "first", name: "First offset" },
   { key: "writer", name: "Sole writer", left: true, up: true },
   { key: "kept", name: "Kept", left: true, up: true, show: (row) => words(String(row.kept)) },
-  { key: "last_at", name: "Newest", left: true, show: (row) => html`<${Ago} at=${row.last_at} />` },
 ];
 
 export function TopicsPage() {

@@ -19,15 +19,15 @@ function Body({ one, turn }) {
 }
 
 function Call({ one, turn }) {
-  const [open, set] = useState(Boolean(one.failure));
-  return html`<details class=${one.failure ? "bad" : ""} open=${open} onToggle=${(event) => set(event.currentTarget.open)}>
+  const [open, set] = useState(Boolean(one.failed));
+  return html`<details class=${one.failed ? "bad" : ""} open=${open} onToggle=${(event) => set(event.currentTarget.open)}>
     <summary><b>${one.kind}</b> <span>${harmless(one.what)}</span>
       ${turn?.tool_calls.map((call, index) => html`<span class="tool" key=${index}>${harmless(call.name)}</span>`)}
       <span class="muted">call ${harmless(one.call)}${turn ? `, turn ${turn.index}` : ""}</span>
       ${absent(one.reward) ? null : html`<span>reward ${reward(one.reward)}</span>`}
       ${one.finish ? html`<${Pill}>${one.finish}<//>` : null}
       ${absent(one.answered_at) ? html`<${Pill} tone="warn">no answer yet<//>` : null}
-      ${one.failure ? html`<${Failure} failure=${one.failure} />` : null}
+      ${one.failure ? html`<${Failure} failure=${one.failure} />` : one.failed ? html`<${Pill} tone="bad">error<//>` : null}
       <span class="took">${absent(one.answered_at) || absent(one.requested_at) ? "" : duration(one.answered_at - one.requested_at)}</span></summary>
     ${open ? html`<${Body} one=${one} turn=${turn} />` : null}
   </details>`;
@@ -36,7 +36,7 @@ function Call({ one, turn }) {
 export function Calls({ data }) {
   const [only, set] = useState(false);
   const turns = new Map(data.turns.map((turn) => [turn.index, turn]));
-  const failed = data.exchanges.filter((one) => one.failure);
+  const failed = data.exchanges.filter((one) => one.failed);
   const shown = only ? failed : data.exchanges;
   return html`<${Panel} title=${`${number(data.exchanges.length)} calls, ${number(failed.length)} failed`}
     extra=${html`<label class="check"><input type="checkbox" checked=${only} onChange=${(event) => set(event.currentTarget.checked)} /> only failed</label>`}>

@@ -23,13 +23,13 @@ export function ToolCall({ call }) {
 }
 
 function Step({ one }) {
-  return html`<div class=${`step ${one.failure ? "bad" : ""}`}>
+  return html`<div class=${`step ${one.failed ? "bad" : ""}`}>
     <span><b>${one.kind}</b> ${harmless(one.what)}</span>
     <span class="muted">${harmless(one.worker ?? "")} · waited ${duration(one.queue_s)} · ran ${duration(one.run_s)}</span>
     ${absent(one.reward) ? null : html`<span>reward ${reward(one.reward)}</span>`}
     ${one.terminated ? html`<${Pill} tone="good">ended by the environment<//>` : null}
     ${one.truncated ? html`<${Pill} tone="warn">truncated<//>` : null}
-    ${one.failure ? html`<${Failure} failure=${one.failure} />` : null}
+    ${one.failure ? html`<${Failure} failure=${one.failure} />` : one.failed ? html`<${Pill} tone="bad">error<//>` : null}
     ${one.artifacts?.length ? html`<div class="artifacts">${one.artifacts.map((each) => html`<${Artifact} key=${each.sha256 + each.name} artifact=${each} />`)}</div>` : null}
   </div>`;
 }
