@@ -145,8 +145,9 @@ class Pruner:
             logs: dict[Partition, EventLog] = {}
             for space in spaces.values():
                 topics = Topics(space.name, (), 1, signers=space.signers())
-                if topics.name(topic) in existing:
-                    logs[topics.partition(topic)] = self.connection.log(topics)
+                partition = topics.partition(topic)
+                if partition.topic in existing:
+                    logs[partition] = self.connection.log(topics)
             async with aclosing(self._deliveries(logs)) as deliveries:
                 async for delivery in deliveries:
                     space = spaces[delivery.partition.topic.partition(".")[0]]
