@@ -10,10 +10,11 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapp
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any
 
 from headrace.errors import DecodeError, UsageError
 from headrace.schemas.events import Event
-from headrace.schemas.topics import POLICIES, RUNS, TOPICS, Topics
+from headrace.schemas.topics import POLICIES, RUNS, TOPICS, Topic, Topics
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, Patience, read_records
@@ -141,7 +142,8 @@ class Pruner:
     async def _read(self, existing: Mapping[str, int]) -> list[Namespace]:
         """Reads `runs` and `policies` of all namespaces."""
         spaces = {name: Namespace(name) for name in namespaces_in(existing)}
-        for topic in (RUNS, POLICIES):  # The recipe in `runs` says who signs publications.
+        read: tuple[Topic[Any], ...] = (RUNS, POLICIES)
+        for topic in read:  # The recipe in `runs` says who signs publications.
             logs: dict[Partition, EventLog] = {}
             for space in spaces.values():
                 topics = Topics(space.name, (), 1, signers=space.signers())

@@ -230,6 +230,18 @@ def test_a_reader_of_the_tail_finds_the_signed_version_before_many_forged_ones()
     asyncio.run(main())
 
 
+def test_a_signed_record_has_exactly_one_signature() -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.apply()
+        signed = scene.signed(published(1, 1))
+        for extra in (b"ed25519:1:x", dict(signed.headers)[HEADER]):
+            await scene.send(replace(signed, headers=[*signed.headers, (HEADER, extra)]))
+        assert await scene.seen() == []
+
+    asyncio.run(main())
+
+
 def test_policies_without_signers_need_no_signature() -> None:
     async def main() -> None:
         scene = Scene(signers=())
