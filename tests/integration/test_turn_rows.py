@@ -17,8 +17,11 @@ from tests.commands import cluster_variables
 from tests.integration.test_other_teams import headrace, read_all
 
 RECIPE = (
-    *("quickstart", "--set", "stop.versions=2", "--set", "stop.reward=9"),
+    *("quickstart", "--set", "stop.versions=1", "--set", "stop.reward=9"),
     *("--set", "policies.default.batches.groups=1", "--set", "workers.project_turns=1"),
+    *("--set", "tasks.samples=4", "--set", "tasks.max_turns=4"),
+    *("--set", "agents.default.use=chat", "--set", "policies.default.model=tiny-chat"),
+    *("--set", "agents.default.options.system=Go."),
 )
 
 
@@ -71,6 +74,7 @@ def test_a_run_writes_its_turns_as_rows(
         if f"{row['task']}/default" in groups:
             assert row["advantage"] == learned.get((row["task"], row["sample"]))
     check_exports(tmp_path, environment, trajectories, list(results.values()))
+    check_conversations(tmp_path / "sft.jsonl", environment, list(rows.values()))
 
 
 def check_exports(
@@ -98,3 +102,23 @@ def check_exports(
             assert round(one.pop(time).timestamp() * 1000) == other.pop(time)
         assert one == other
     assert sorted(path.name for path in folder.glob("*rows*")) == [lines.name, table.name]
+
+
+def check_conversations(
+    file: Path, environment: dict[str, str], rows: list[dict[str, Any]]
+) -> None:
+    """The messages are those of the agent, without the markup that the rows' texts have."""
+    headrace(("trajectories", "--format", "sft", "--passing", "0", "--to", str(file)), environment)
+    found = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
+    assert len(found) >= 2
+    for messages in found:
+        assert messages[0] == {"role": "system", "content": "Go."}
+        roles = [message["role"] for message in messages[1:]]
+        assert roles == ["user", "assistant"] * (len(roles) // 2)
+        for message in messages[1:]:
+            assert len(message["content"]) == 1
+            assert (message["content"] in "LDRU") == (message["role"] == "assistant")
+    assert any("Go." in (row["context_text"] or "") for row in rows)
+    assert all(row["context_text"] != "Go." for row in rows)
+    headrace(("trajectories", "--format", "sft", "--passing", "9", "--to", str(file)), environment)
+    assert file.read_text() == ""

@@ -10,6 +10,7 @@ from typing import Any
 
 from headrace.services.agent.gateway.refusals import bad_request
 from headrace.services.base.json_text import load_json
+from headrace.services.base.tool_calls import ToolCall
 
 Message = dict[str, Any]
 """A message for a chat template: the content is text, arguments of tool calls are objects."""
@@ -24,6 +25,21 @@ def read_messages(value: Any) -> tuple[Message, ...]:
     if not isinstance(value, list) or not value:
         raise bad_request("messages: a list of at least one message is needed")
     return tuple(_read(message, f"messages[{index}]") for index, message in enumerate(value))
+
+
+def said_by_policy(call: str, content: str, tool_calls: Sequence[ToolCall]) -> Message:
+    """Returns an answer as a message. `call` is the path of the generation.
+
+    The ids of its tool calls are unique within an attempt.
+    """
+    path = call.replace(".", "_")
+    calls = [
+        {"id": f"call_{path}_{index}", "type": "function",
+         "function": {"name": one.name, "arguments": one.arguments}}
+        for index, one in enumerate(tool_calls)
+    ]  # fmt: skip
+    message: Message = {"role": "assistant", "content": content}
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def start_of(role: str, tools: Sequence[Mapping[str, Any]]) -> bytes:

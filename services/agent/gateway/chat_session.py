@@ -20,7 +20,12 @@ from headrace.schemas import packed
 from headrace.schemas.problems import problems_of
 from headrace.services.agent.conversation import Conversation, Generation
 from headrace.services.agent.episode import Episode
-from headrace.services.agent.gateway.chat_messages import Message, extend, start_of
+from headrace.services.agent.gateway.chat_messages import (
+    Message,
+    extend,
+    said_by_policy,
+    start_of,
+)
 from headrace.services.agent.gateway.chat_requests import ChatRequest
 from headrace.services.agent.gateway.refusals import ApiError, bad_request
 from headrace.services.agent.stops import EpisodeStopped
@@ -83,18 +88,8 @@ class Choice:
     prompt_tokens: int
 
     def message(self) -> Message:
-        """Returns the message that the client will send back in its next request.
-
-        The ids of its tool calls are unique within an attempt.
-        """
-        path = self.call.replace(".", "_")
-        calls = [
-            {"id": f"call_{path}_{index}", "type": "function",
-             "function": {"name": call.name, "arguments": call.arguments}}
-            for index, call in enumerate(self.tool_calls)
-        ]  # fmt: skip
-        message: Message = {"role": "assistant", "content": self.content}
-        return {**message, "tool_calls": calls} if calls else message
+        """Returns the message that the client will send back in its next request."""
+        return said_by_policy(self.call, self.content, self.tool_calls)
 
 
 class ChatSession:

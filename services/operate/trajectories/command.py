@@ -18,6 +18,7 @@ PLACES = {
     "jsonl": "trajectories.jsonl",
     "otlp": "http://127.0.0.1:4318/v1/traces",
     "parquet": "trajectories.parquet",
+    "sft": "trajectories.jsonl",
 }
 """The formats, and where each goes by default."""
 
@@ -41,11 +42,13 @@ class Writer(Protocol):
     "--format", "kind", type=click.Choice(sorted(PLACES)), required=True,
     help="atif: a JSON file for each path, in the Agent Trajectory Interchange Format. inspect: a "
     "log that `inspect view` opens. jsonl, parquet: a row for each turn, with arrays and texts. "
-    "otlp: traces for an OpenTelemetry collector.",
+    "otlp: traces for an OpenTelemetry collector. sft: the messages of good episodes, for "
+    "supervised fine-tuning.",
 )  # fmt: skip
 @click.option(
     "--to", metavar="PLACE",
-    help="atif: a folder. inspect: a file, .eval or .json. jsonl, parquet: a file. otlp: a URL. "
+    help="atif: a folder. inspect: a file, .eval or .json. jsonl, parquet, sft: a file. otlp: a "
+    "URL. "
     "[default: trajectories, with the ending of the format, or http://127.0.0.1:4318/v1/traces]",
 )  # fmt: skip
 @click.option(
@@ -56,9 +59,20 @@ class Writer(Protocol):
     "--content", is_flag=True,
     help="With otlp: add the texts of prompts and answers to the spans.",
 )  # fmt: skip
+@click.option(
+    "--passing", type=float, metavar="REWARD",
+    help="With sft: export episodes that have at least this reward. [default: the recipe's "
+    "evaluation.passing, or 1]",
+)  # fmt: skip
 @cluster_options
 def trajectories(
-    tasks: tuple[int, ...], kind: str, to: str | None, most: int, content: bool, **options: Any
+    tasks: tuple[int, ...],
+    kind: str,
+    to: str | None,
+    most: int,
+    content: bool,
+    passing: float | None,
+    **options: Any,
 ) -> None:
     """Export recorded episodes in the formats of other tools.
 
@@ -69,6 +83,9 @@ def trajectories(
     A row of jsonl and parquet has the fields of the topic `turns`, whether the run writes that or
     not. The file appears when it is whole.
 
+    A line of sft has the messages of a path from its first turn to its last trainable one, as the
+    agent sent them, and the answers. Episodes of evaluations are left out.
+
     The formats inspect, otlp and parquet need the extras of the same names. Texts are decoded with
     the model's tokenizer; without it, prompts have no text.
 
@@ -77,6 +94,7 @@ def trajectories(
       headrace trajectories --format atif --to my-trajectories
       headrace trajectories --format parquet --most 1000000
       headrace trajectories --format inspect 17 42 --to tasks.eval
+      headrace trajectories --format sft --passing 0.5 --to good.jsonl
       headrace trajectories --format otlp --to http://collector:4318/v1/traces --content
     """
     import asyncio
@@ -89,6 +107,8 @@ def trajectories(
 
     if content and kind != "otlp":
         raise UsageError(f"--content is only for --format otlp: {kind} always has the texts")
+    if passing is not None and kind != "sft":
+        raise UsageError(f"--passing is only for --format sft: {kind} has episodes of any reward")
     cluster, place = cluster_of(options), to or PLACES[kind]
     if kind in ROW_FORMATS:
         from headrace.services.operate.trajectories.export_rows import export_rows
@@ -96,6 +116,15 @@ def trajectories(
         count = asyncio.run(export_rows(cluster, kind, Path(place), frozenset(tasks), most, say))
         say(f"exported {count} episodes to {place}")
         _say_if_stopped(count, most)
+        return
+    if kind == "sft":
+        from headrace.services.operate.trajectories.export_sft import export_sft
+
+        chosen = asyncio.run(export_sft(cluster, Path(place), frozenset(tasks), most, passing, say))
+        left = chosen.report()
+        say(f"exported {chosen.counts['exported']} episodes to {place}"
+            + (f", and left out {left}" if left else ""))  # fmt: skip
+        _say_if_stopped(chosen.counts.total(), most)
         return
 
     async def export() -> tuple[int, int]:

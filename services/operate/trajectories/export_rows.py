@@ -9,6 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 
 from headrace.errors import UsageError
+from headrace.schemas.events import TurnProjected
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.run.run_stack import running_stack
@@ -48,7 +49,7 @@ async def export_rows(
     return count
 
 
-def _made(kind: str, file: Path) -> RowFile:
+def _made(kind: str, file: Path) -> RowFile[TurnProjected]:
     if kind == "jsonl":
         return JsonlFile(file)
     try:

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from headrace.schemas.events import (
     Event,
     GenerationCompleted,
+    GenerationRequested,
     ObservationRecorded,
     Ref,
     TaskEnded,
     TrajectoryRecorded,
     Turn,
 )
-from headrace.schemas.topics import GENERATIONS, OBSERVATIONS, RESULTS
+from headrace.schemas.topics import GENERATIONS, OBSERVATIONS, PROMPTS, RESULTS
 from headrace.schemas.turn_paths import paths
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.log.unpacked import Texts, floats_in, ids_in, versions_in
 
 FETCHED_AT_ONCE = 64
+SKEW_S = 60.0
+"""The clocks of two writers may differ by this many seconds."""
 _Attempt = tuple[int, int, int]
 """Task, sample, attempt."""
+Prompts = Mapping[tuple[int, int, int, str], tuple[str, str]]
+"""Text and chat of each prompt, by task, sample, attempt and call."""
 _Answers = dict[tuple[str, str], "TimedAnswer"]
 """By the name of the event and the call."""
 
@@ -91,11 +97,17 @@ class RecordedEpisode:
 class EpisodeReader:
     """Reads the episodes of a run, one partition after the other."""
 
-    def __init__(self, log: EventLog, texts: Texts, *, with_answers: bool) -> None:
-        """`with_answers` also reads the answers to the attempts' requests."""
+    def __init__(
+        self, log: EventLog, texts: Texts, *, with_answers: bool, with_prompts: bool = False
+    ) -> None:
+        """`with_answers` also reads the answers to the attempts' requests, and `with_prompts` what
+        the agents asked policies."""
+        self.prompts: Prompts = {}
+        """Those of the newest episodes, the one that was yielded last among them."""
         self._log = log
         self._texts = texts
         self._with_answers = with_answers
+        self._with_prompts = with_prompts
 
     async def read(
         self, tasks: Collection[int], most: int
@@ -112,6 +124,8 @@ class EpisodeReader:
                 events = await self._log.fetch(refs[first : first + FETCHED_AT_ONCE])
                 found = [one for one in events if isinstance(one, TrajectoryRecorded)]
                 answers = await self._answers(number, found) if self._with_answers else {}
+                if self._with_prompts:
+                    self.prompts = await self._prompts(found)
                 for event in found:
                     yield self._episode(event, answers.get(_attempt(event), []))
 
@@ -127,6 +141,28 @@ class EpisodeReader:
                 if not tasks or ended.task in tasks:
                     refs += [one.trajectory for one in ended.outcomes if one.trajectory is not None]
         return refs
+
+    async def _prompts(self, events: Collection[TrajectoryRecorded]) -> Prompts:
+        """The prompts of some attempts. It reads only the time in which they were played.
+
+        Agents choose the partitions of prompts, so all are read.
+        """
+        attempts, found = {_attempt(event) for event in events}, dict[Any, tuple[str, str]]()
+        if not attempts:
+            return found
+        partitions = self._log.topics.partitions_of(PROMPTS)
+        since = min(event.started for event in events) / 1000 - SKEW_S
+        until = max(event.ended for event in events) / 1000 + SKEW_S
+        starts, ends = [await self._log.broker.offsets_at(partitions, at) for at in (since, until)]
+        ranges = {one: (starts[one], ends[one]) for one in partitions}
+        async with aclosing(read_events(self._log, ranges)) as deliveries:
+            async for delivery in deliveries:
+                event = delivery.event
+                if not isinstance(event, GenerationRequested) or event.kind != "generate":
+                    continue
+                if (attempt := _attempt(event)) in attempts:
+                    found.setdefault((*attempt, event.call), (event.text, event.chat))
+        return found
 
     async def _answers(
         self, number: int, events: Collection[TrajectoryRecorded]
@@ -170,7 +206,7 @@ class EpisodeReader:
 
 
 def _attempt(
-    event: TrajectoryRecorded | GenerationCompleted | ObservationRecorded,
+    event: TrajectoryRecorded | GenerationRequested | GenerationCompleted | ObservationRecorded,
 ) -> _Attempt:
     return event.task, event.sample, event.attempt
 

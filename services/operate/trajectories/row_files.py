@@ -1,4 +1,4 @@
-"""Writes rows of turns as a file: JSON lines, or Parquet in row groups.
+"""Writes rows as a file. Rows of turns: JSON lines, or Parquet in row groups.
 
 A file appears whole under its name, or not at all.
 """
@@ -10,18 +10,19 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 from headrace.schemas.codec import avsc, field_values
 from headrace.schemas.events import TurnProjected
 from headrace.services.models.blobs import disk_errors
 
+Row = TypeVar("Row")
 GROUP_ROWS = 1_000
 GROUP_VALUES = 1_000_000
 """A row group is written once it has so many rows, or so many tokens and characters."""
 
 
-class RowFile(ABC):
+class RowFile(ABC, Generic[Row]):
     """A file that is being written. Leaving the context after an error deletes it."""
 
     def __init__(self, file: Path) -> None:
@@ -31,7 +32,7 @@ class RowFile(ABC):
         with disk_errors(f"make {file.parent}"):
             file.absolute().parent.mkdir(parents=True, exist_ok=True)
 
-    def __enter__(self) -> RowFile:
+    def __enter__(self) -> Self:
         with disk_errors(f"write {self._file}"):
             self._open(self._unfinished)
         return self
@@ -48,7 +49,7 @@ class RowFile(ABC):
         finally:
             self._unfinished.unlink(missing_ok=True)
 
-    def write(self, rows: Sequence[TurnProjected]) -> None:
+    def write(self, rows: Sequence[Row]) -> None:
         """Writes rows. Raises DependencyError if the disk can't take them."""
         with disk_errors(f"write {self._file}"):
             self._write(rows)
@@ -58,7 +59,7 @@ class RowFile(ABC):
         """Makes the file."""
 
     @abstractmethod
-    def _write(self, rows: Sequence[TurnProjected]) -> None:
+    def _write(self, rows: Sequence[Row]) -> None:
         """Writes rows, now or with later ones."""
 
     @abstractmethod
@@ -66,7 +67,7 @@ class RowFile(ABC):
         """Writes what is left and closes the file."""
 
 
-class JsonlFile(RowFile):
+class JsonlFile(RowFile[TurnProjected]):
     """One JSON object for each row. Numbers that are not finite are null."""
 
     def _open(self, path: Path) -> None:
@@ -80,7 +81,7 @@ class JsonlFile(RowFile):
         self._output.close()
 
 
-class ParquetFile(RowFile):
+class ParquetFile(RowFile[TurnProjected]):
     """A Parquet file with the fields of TurnProjected as columns. Needs pyarrow."""
 
     def _open(self, path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Exports the conversations of good training episodes as a file for supervised fine-tuning."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Collection
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.log.unpacked import Texts
+from headrace.services.namespace.cluster_config import ClusterConfig
+from headrace.services.namespace.lookup import open_namespace
+from headrace.services.operate.run.run_stack import running_stack
+from headrace.services.operate.trajectories.recorded_episodes import (
+    EpisodeReader,
+    Prompts,
+    RecordedEpisode,
+)
+from headrace.services.operate.trajectories.sft import (
+    SftFile,
+    conversation_of,
+    learned_paths,
+    tool_format,
+)
+
+
+class Selection:
+    """Chooses the episodes that a model should learn from, and counts what it leaves out."""
+
+    def __init__(self, recipe: Recipe, passing: float | None) -> None:
+        """`passing` is the least reward. None stands for the recipe's, or 1."""
+        evaluation = recipe.evaluation.passing if recipe.evaluation is not None else 1.0
+        self.passing = evaluation if passing is None else passing
+        self.counts: Counter[str] = Counter()
+        """How many episodes were exported, and how many were left out, by the reason."""
+        self._forms = {name: tool_format(one.options) for name, one in recipe.agents.items()}
+
+    def lines(self, episode: RecordedEpisode, prompts: Prompts) -> list[dict[str, Any]]:
+        """Returns the conversations of an episode; none if it is left out."""
+        recorded, found = episode.recorded, []
+        form = self._forms.get(recorded.agent, "hermes")
+        if recorded.purpose == "evaluate":
+            reason = "of evaluations"
+        elif recorded.reward is None or recorded.reward < self.passing:
+            reason = f"without a reward of at least {self.passing:g}"
+        else:
+            paths = learned_paths(episode)
+            reason = "exported" if paths else "without a trainable turn"
+            try:
+                found = [conversation_of(episode, prompts, path, form) for path in paths]
+            except ValueError:
+                reason = "whose prompts the log no longer has"
+        self.counts[reason] += 1
+        return found
+
+    def report(self) -> str:
+        """Returns how many episodes were left out, and why; empty if none was."""
+        left = [(count, why) for why, count in self.counts.items() if why != "exported"]
+        return ", ".join(f"{count} {why}" for count, why in sorted(left, reverse=True))
+
+
+async def export_sft(
+    cluster: ClusterConfig,
+    file: Path,
+    tasks: Collection[int],
+    most: int,
+    passing: float | None,
+    say: Callable[[str], None],
+) -> Selection:
+    """Writes the file. `tasks` and `most` as for `EpisodeReader.read`.
+
+    Raises DependencyError if the disk can't take the file.
+    """
+    async with (
+        running_stack(cluster, say) as (_, located),
+        open_namespace(located, "trajectories") as (log, life),
+    ):
+        recipe = life.recipe()
+        selection = Selection(recipe, passing)
+        reader = EpisodeReader(log, Texts(recipe), with_answers=False, with_prompts=True)
+        with SftFile(file) as output:
+            async with aclosing(reader.read(tasks, most)) as episodes:
+                async for episode in episodes:
+                    lines = selection.lines(episode, reader.prompts)
+                    await asyncio.to_thread(output.write, lines)
+    return selection
