@@ -39,8 +39,8 @@ def fair_shares(units: int, wishes: Sequence[Wish], now_s: float) -> list[int]:
     order = sorted(range(len(wishes)), key=lambda i: -wishes[i].units)
     lacking = [i for i in order if shares[i] < _wanted(wishes[i])]
     extra, odd = divmod(units - sum(shares), len(lacking or order))
-    for place, i in enumerate(lacking or order):
-        shares[i] += extra + (place < odd)
+    for index, i in enumerate(lacking or order):
+        shares[i] += extra + (index < odd)
     return shares
 
 
@@ -48,8 +48,8 @@ def _level(units: int, wishes: Sequence[Wish]) -> int:
     """How many units each worker gets at least that wants so many."""
     left = units
     wanted = sorted(map(_wanted, wishes))
-    for place, want in enumerate(wanted):
-        fair = left // (len(wanted) - place)
+    for index, want in enumerate(wanted):
+        fair = left // (len(wanted) - index)
         if want > fair:
             return fair
         left -= want

@@ -55,9 +55,9 @@ class TaskBodies:
             return dict.fromkeys(numbers) | (await self._read(kept) if kept else {})
 
     async def _read(self, numbers: Sequence[int]) -> dict[int, TaskSubmitted | None]:
-        places = [Position(self._tasks, number) for number in numbers]
+        positions = [Position(self._tasks, number) for number in numbers]
         found: dict[int, TaskSubmitted | None] = dict.fromkeys(numbers)
-        for record in await self._log.broker.fetch(places):
+        for record in await self._log.broker.fetch(positions):
             delivery = await self._log.decode_or_dead_letter(record)
             if delivery is not None and isinstance(delivery.event, TaskSubmitted):
                 found[record.offset] = delivery.event

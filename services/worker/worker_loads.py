@@ -54,29 +54,29 @@ class _Usable(Generic[L]):
         self.found: list[KnownLoad[L]] = []
         self.from_s = self.until_s = 0.0
         """When `found` is right, if all changes were taken."""
-        self._places: dict[str, int] = {}
-        """By worker: its place in `found`."""
+        self._indexes: dict[str, int] = {}
+        """By worker: its index in `found`."""
 
     def take(
         self, worker: str, before: KnownLoad[L] | None, now: KnownLoad[L] | None, now_s: float
     ) -> None:
         """Takes a worker's new report, and what was known before."""
-        place, is_able = self._places.get(worker), now is not None and _is_able(now)
-        if place is None:
+        index, is_able = self._indexes.get(worker), now is not None and _is_able(now)
+        if index is None:
             changed = is_able
         else:
             changed = not is_able or before is None or before.is_suspected(now_s)
         if changed:
             self.until_s = self.from_s
-        elif place is not None and now is not None:
-            self.found[place] = now
+        elif index is not None and now is not None:
+            self.found[index] = now
             self.until_s = min(self.until_s, now.suspect_at)
 
     def find(self, alive: Sequence[KnownLoad[L]], now_s: float) -> None:
         """Finds them among all that are alive."""
         able = [one for one in alive if _is_able(one)]
         self.found = [one for one in able if not one.is_suspected(now_s)] or able
-        self._places = {one.worker: place for place, one in enumerate(self.found)}
+        self._indexes = {one.worker: index for index, one in enumerate(self.found)}
         changes = [one.gone_at if one.is_suspected(now_s) else one.suspect_at for one in able]
         self.from_s, self.until_s = now_s, min(changes, default=inf)
 

@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
@@ -19,6 +20,8 @@ from headrace.infra import local
 from tests.commands import cluster_variables, run_command
 from tests.integration.test_other_teams import headrace, read_all
 
+pytestmark = pytest.mark.long
+
 RECIPE = (
     *("null", "--set", "tasks.options.items=16", "--set", "tasks.samples=4"),
     *("--set", "partitions=2"),
@@ -26,6 +29,7 @@ RECIPE = (
 READ = ("results", "trajectories")
 CRASH = """
 import os, signal, sys
+import pytest
 from confluent_kafka import Consumer
 consumer = Consumer({
     "bootstrap.servers": sys.argv[1], "group.id": "team.crashing",

@@ -40,21 +40,21 @@ GLOB = frozenset("*?[")
 class CollectedFiles(Mapping[str, bytes]):
     """Files in a temporary file of the worker: name to bytes. Each is read when it is asked for."""
 
-    def __init__(self, spool: IO[bytes], places: Mapping[str, tuple[int, int]]) -> None:
-        """`places` are the offset and the size of each file in `spool`, in bytes."""
+    def __init__(self, spool: IO[bytes], locations: Mapping[str, tuple[int, int]]) -> None:
+        """`locations` are the offset and the size of each file in `spool`, in bytes."""
         self._spool = spool
-        self._places = places
+        self._locations = locations
 
     def __getitem__(self, name: str) -> bytes:
-        offset, size = self._places[name]
+        offset, size = self._locations[name]
         self._spool.seek(offset)
         return self._spool.read(size)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._locations)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)
 
     def __del__(self) -> None:
         self._spool.close()  # nobody else knows when the files are stored
@@ -107,7 +107,7 @@ def choose_files(
     whole length. Raises UnsafeArchive if the archive is broken.
     """
     spool = SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115 - it lives as long as its files
-    places: dict[str, tuple[int, int]] = {}
+    locations: dict[str, tuple[int, int]] = {}
     left_out: list[str] = []
     left = limits.episode_mb * MIB
     try:
@@ -115,12 +115,12 @@ def choose_files(
             fileobj=packed, mode="r:", encoding="utf-8", tarinfo=SmallHeaders
         ) as archive:
             for name, member in sorted(_matching(archive, patterns).items()):
-                if why := _excess(name, member, limits, len(places), left):
+                if why := _excess(name, member, limits, len(locations), left):
                     left_out.append(f"{name[:255]}: {why}")
                     continue
                 file = archive.extractfile(member)
                 data = file.read(member.size) if file is not None else b""
-                places[name] = (spool.tell(), len(data))
+                locations[name] = (spool.tell(), len(data))
                 spool.write(data)
                 left -= len(data)
     except UnsafeArchive:
@@ -129,7 +129,7 @@ def choose_files(
     except UNREADABLE as error:
         spool.close()
         raise UnsafeArchive(f"the archive is broken: {type(error).__name__}") from error
-    return CollectedFiles(spool, places), left_out
+    return CollectedFiles(spool, locations), left_out
 
 
 def _matching(archive: tarfile.TarFile, patterns: Sequence[str]) -> dict[str, tarfile.TarInfo]:

@@ -149,7 +149,7 @@ class DashboardApi:
             found = episode.by_attempt.get(wanted)
         if episode is None or found is None:
             raise UsageError(f"episode {task}/{sample} has no trajectory yet, or no such attempt")
-        fact = await self.reader.one(self.index.places.unpack(found.place))
+        fact = await self.reader.one(self.index.positions.unpack(found.position))
         if fact is None or not isinstance(fact.event, TrajectoryRecorded):
             raise UsageError(f"the trajectory of episode {task}/{sample} is gone from the log")
         event = fact.event

@@ -12,7 +12,7 @@ from headrace.services.operate.options import cluster_of, cluster_options, say
 if TYPE_CHECKING:
     from headrace.services.operate.trajectories.recorded_episodes import RecordedEpisode
 
-PLACES = {
+TARGETS = {
     "atif": "trajectories",
     "inspect": "trajectories.eval",
     "jsonl": "trajectories.jsonl",
@@ -39,7 +39,7 @@ class Writer(Protocol):
 @click.command()
 @click.argument("tasks", metavar="[TASK]...", nargs=-1, type=click.IntRange(min=0))
 @click.option(
-    "--format", "kind", type=click.Choice(sorted(PLACES)), required=True,
+    "--format", "kind", type=click.Choice(sorted(TARGETS)), required=True,
     help="atif: a JSON file for each path, in the Agent Trajectory Interchange Format. inspect: a "
     "log that `inspect view` opens. jsonl, parquet: a row for each turn, with arrays and texts. "
     "otlp: traces for an OpenTelemetry collector. sft: the messages of good episodes, for "
@@ -109,20 +109,22 @@ def trajectories(
         raise UsageError(f"--content is only for --format otlp: {kind} always has the texts")
     if passing is not None and kind != "sft":
         raise UsageError(f"--passing is only for --format sft: {kind} has episodes of any reward")
-    cluster, place = cluster_of(options), to or PLACES[kind]
+    cluster, target = cluster_of(options), to or TARGETS[kind]
     if kind in ROW_FORMATS:
         from headrace.services.operate.trajectories.export_rows import export_rows
 
-        count = asyncio.run(export_rows(cluster, kind, Path(place), frozenset(tasks), most, say))
-        say(f"exported {count} episodes to {place}")
+        count = asyncio.run(export_rows(cluster, kind, Path(target), frozenset(tasks), most, say))
+        say(f"exported {count} episodes to {target}")
         _say_if_stopped(count, most)
         return
     if kind == "sft":
         from headrace.services.operate.trajectories.export_sft import export_sft
 
-        chosen = asyncio.run(export_sft(cluster, Path(place), frozenset(tasks), most, passing, say))
+        chosen = asyncio.run(
+            export_sft(cluster, Path(target), frozenset(tasks), most, passing, say)
+        )
         left = chosen.report()
-        say(f"exported {chosen.counts['exported']} episodes to {place}"
+        say(f"exported {chosen.counts['exported']} episodes to {target}"
             + (f", and left out {left}" if left else ""))  # fmt: skip
         _say_if_stopped(chosen.counts.total(), most)
         return
@@ -132,7 +134,7 @@ def trajectories(
             running_stack(cluster, say) as (_, located),
             open_namespace(located, "trajectories") as (log, life),
         ):
-            writer = _writer(kind, place, log.topics.namespace, content)
+            writer = _writer(kind, target, log.topics.namespace, content)
             reader = EpisodeReader(log, Texts(life.recipe()), with_answers=kind == "otlp")
             written = empty = 0
             async for episode in reader.read(frozenset(tasks), most):
@@ -146,7 +148,7 @@ def trajectories(
 
     written, empty = asyncio.run(export())
     without = f", and left out {empty} without a turn" if empty else ""
-    say(f"exported {written} episodes to {place}{without}")
+    say(f"exported {written} episodes to {target}{without}")
     _say_if_stopped(written + empty, most)
 
 
@@ -155,7 +157,7 @@ def _say_if_stopped(count: int, most: int) -> None:
         say(f"stopped after {most} episodes: --most exports more")
 
 
-def _writer(kind: str, place: str, namespace: str, content: bool) -> Writer:
+def _writer(kind: str, target: str, namespace: str, content: bool) -> Writer:
     from headrace.errors import UsageError
 
     try:
@@ -163,14 +165,14 @@ def _writer(kind: str, place: str, namespace: str, content: bool) -> Writer:
             case "atif":
                 from headrace.services.operate.trajectories.atif import AtifWriter
 
-                return AtifWriter(Path(place))
+                return AtifWriter(Path(target))
             case "inspect":
                 from headrace.services.operate.trajectories.inspect_log import InspectWriter
 
-                return InspectWriter(Path(place), namespace)
+                return InspectWriter(Path(target), namespace)
             case _:
                 from headrace.services.operate.trajectories.otlp import OtlpWriter
 
-                return OtlpWriter(place, namespace, content=content)
+                return OtlpWriter(target, namespace, content=content)
     except ImportError as error:
         raise UsageError(f"--format {kind}: {error}. Run pip install 'headrace[{kind}]'") from None

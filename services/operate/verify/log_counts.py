@@ -102,7 +102,7 @@ def count_log(deliveries: Iterable[Delivery[Event]], *, ended: bool) -> LogCount
     done: dict[int, TaskEnded] = {}
     starts: Counter[tuple[int, int]] = Counter()
     outcomes: dict[tuple[int, int], EpisodeEnded] = {}
-    places: set[tuple[str, int, int]] = set()
+    positions: set[tuple[str, int, int]] = set()
     batches: dict[str, BatchCount] = defaultdict(BatchCount)
     differing: set[int] = set()
     home = ""
@@ -119,7 +119,7 @@ def count_log(deliveries: Iterable[Delivery[Event]], *, ended: bool) -> LogCount
                 home = one.partition.topic.partition(".")[0]
                 outcomes.setdefault((outcome.task, outcome.sample), outcome)
             case TrajectoryRecorded():
-                places.add((one.partition.topic, one.partition.number, one.offset))
+                positions.add((one.partition.topic, one.partition.number, one.offset))
             case BatchAssembled() as batch:
                 batches[batch.policy].on_batch(batch)
     dangling = {
@@ -127,7 +127,7 @@ def count_log(deliveries: Iterable[Delivery[Event]], *, ended: bool) -> LogCount
         for key, outcome in outcomes.items()
         if (ref := outcome.trajectory) is not None
         and ref.topic.partition(".")[0] == home
-        and (ref.topic, ref.partition, ref.offset) not in places
+        and (ref.topic, ref.partition, ref.offset) not in positions
     }
     counted = batches.values()
     unended = tasks - done.keys() if ended else set()

@@ -62,7 +62,7 @@ class CallWaits:
                 on = self._limit(key, request.at)
                 return (on,), "a limit of calls is 0"
         alive = self._facts.pools.alive(policy, self._now)
-        owner = _owner(alive, request.place.partition.number)
+        owner = _owner(alive, request.position.partition.number)
         if not [one for one in alive if not one.is_suspected(self._now)]:
             absent = self._services.silent("inference", policy, request.at)
             return (absent,), "no inference worker reports"
@@ -95,7 +95,7 @@ class CallWaits:
             cause = f"its engine has {load.busy:,} prompts of {load.slots:,}"
         mean_s = load.run_ms / 1000
         bound_s = max(STUCK_S, STUCK_TIMES * mean_s) if load.run_ms else UNKNOWN_S
-        topic = request.place.partition.topic
+        topic = request.position.partition.topic
         answers = [
             self._facts.answered_in.get(Partition(topic, number), 0.0)
             for number in owner.partitions
@@ -124,7 +124,7 @@ class CallWaits:
         alive = self._facts.environments.alive(use, self._now)
         if not [one for one in alive if not one.is_suspected(self._now)]:
             return (self._services.silent("env", "", request.at),), "no env worker reports"
-        owner = _owner(alive, request.place.partition.number)
+        owner = _owner(alive, request.position.partition.number)
         if owner is None:
             return (), "no env worker has its partition yet; it gets an owner in some seconds"
         if owner.is_suspected(self._now):

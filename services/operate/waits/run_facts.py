@@ -58,7 +58,7 @@ class Request:
     """`task/sample/attempt/call`."""
     at: float
     """When it was recorded, in epoch seconds."""
-    place: Position
+    position: Position
     policy: str = ""
     """Of a prompt."""
 
@@ -250,8 +250,8 @@ class RunFacts:
             return
         episode.newest = max(episode.newest, at)
         if (request := episode.requests.pop(identity, None)) is not None:
-            place = request.place.partition
-            self.answered_in[place] = max(at, self.answered_in.get(place, 0.0))
+            partition = request.position.partition
+            self.answered_in[partition] = max(at, self.answered_in.get(partition, 0.0))
         episode.answered[identity] = None
         while len(episode.answered) > MOST_ANSWERS:
             episode.answered.popitem(last=False)

@@ -240,9 +240,9 @@ class WaitsReader:
             if name in ANSWERS:
                 facts.on_answer(identity, record.timestamp)
             elif identity.count("/") >= 3:
-                place = Position(record.partition, record.offset)
+                position = Position(record.partition, record.offset)
                 policy = topic.policy or ""
-                facts.on_request(Request(CALLS[name], identity, record.timestamp, place, policy))
+                facts.on_request(Request(CALLS[name], identity, record.timestamp, position, policy))
             return
         # A report counts from when it comes: the clock of a worker's host may be wrong.
         at = now() if name == LOADS.name and self._facts is facts else record.timestamp
@@ -311,7 +311,7 @@ class WaitsReader:
             if request.id in known:
                 continue
             with suppress(RecordsLost, DecodeError):
-                (record,) = await self._log.broker.fetch([request.place])
+                (record,) = await self._log.broker.fetch([request.position])
                 event = (await self._log.decode(record)).event
                 if isinstance(event, ActionRequested):
                     scores = event.kind == "score"

@@ -35,7 +35,7 @@ class Seen(NamedTuple):
     """Bytes of its value."""
 
 
-class Places:
+class PackedPositions:
     """Packs positions into one integer each."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Places:
 class AttemptRow:
     """The trajectory of an attempt."""
 
-    place: int
+    position: int
     turns: int
     tokens: int
     """Sampled and demonstrated tokens."""
@@ -93,7 +93,7 @@ class EpisodeRow:
     """Who caused its failure; empty if it did not fail."""
     code: str = ""
     trajectory: int = -1
-    """The place of the trajectory that counts, or -1."""
+    """The position of the trajectory that counts, or -1."""
     by_attempt: dict[int, AttemptRow] = field(default_factory=dict)
     trained: dict[str, int] | None = None
     """By policy: the first version that was trained on it."""
@@ -110,7 +110,7 @@ class EpisodeRow:
     def attempt(self) -> AttemptRow | None:
         """The attempt that counts, or the newest one before the episode has ended."""
         if self.trajectory >= 0:
-            found = (one for one in self.by_attempt.values() if one.place == self.trajectory)
+            found = (one for one in self.by_attempt.values() if one.position == self.trajectory)
             return next(found, None)
         return self.by_attempt[max(self.by_attempt)] if self.by_attempt else None
 
@@ -147,7 +147,7 @@ class StepRow:
 
 @dataclass(slots=True)
 class TaskRow:
-    """One task, with the places of all its records."""
+    """One task, with the positions of all its records."""
 
     WIDTH: ClassVar[int] = 3
 
@@ -158,8 +158,8 @@ class TaskRow:
     ended_at: float = 0.0
     samples: dict[int, EpisodeRow] = field(default_factory=dict)
     groups: dict[str, GroupRow] = field(default_factory=dict)
-    places: array[int] = field(default_factory=lambda: array("q"))
-    """WIDTH integers for each record: its place, the sample that it belongs to, and its bytes."""
+    positions: array[int] = field(default_factory=lambda: array("q"))
+    """WIDTH integers for each record: its position, the sample that it belongs to, its bytes."""
     calls: dict[tuple[int, int, str], tuple[str, ...] | tuple[bool, float] | StepRow] = field(
         default_factory=dict
     )
@@ -170,15 +170,15 @@ class TaskRow:
         """Returns the row of a sample; makes it if there is none."""
         return self.samples.setdefault(sample, EpisodeRow())
 
-    def note(self, place: int, sample: int, size: int) -> None:
+    def note(self, position: int, sample: int, size: int) -> None:
         """Notes where a record of the task is."""
-        self.places.extend((place, sample, size))
+        self.positions.extend((position, sample, size))
 
-    def places_of(self, sample: int | None) -> Iterator[tuple[int, int]]:
-        """Yields place and bytes of the task's records, or of those that concern a sample."""
-        for index in range(0, len(self.places), self.WIDTH):
-            if sample is None or self.places[index + 1] in (ANY_SAMPLE, sample):
-                yield self.places[index], self.places[index + 2]
+    def positions_of(self, sample: int | None) -> Iterator[tuple[int, int]]:
+        """Yields position and bytes of the task's records, or of those that concern a sample."""
+        for index in range(0, len(self.positions), self.WIDTH):
+            if sample is None or self.positions[index + 1] in (ANY_SAMPLE, sample):
+                yield self.positions[index], self.positions[index + 2]
 
 
 @dataclass(frozen=True, slots=True)

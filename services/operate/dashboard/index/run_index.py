@@ -35,7 +35,7 @@ from headrace.services.operate.dashboard.index.index_rows import (
     AttemptRow,
     EpisodeRow,
     GroupRow,
-    Places,
+    PackedPositions,
     Seen,
     StepRow,
     TaskRow,
@@ -53,7 +53,7 @@ from headrace.services.operate.run.progress import Progress
 
 MOST_TASKS = 250_000
 MOST_EPISODES = 500_000
-MOST_PLACES = 8_000_000
+MOST_POSITIONS = 8_000_000
 """What is kept. Beyond that, the oldest tasks are forgotten; what is counted stays counted."""
 FORGOTTEN_AT_ONCE = 0.02
 """The share of the tasks that is forgotten then."""
@@ -88,14 +88,14 @@ class RunIndex:
         self.first_at = 0.0
         """When the first event was recorded."""
         self.workers = SeenWorkers()
-        self.places = Places()
+        self.positions = PackedPositions()
         self.forgotten = 0
         """Tasks that were forgotten."""
         self._below = 0
         """All tasks with a lower number were forgotten."""
         self._most_tasks = most_tasks
         self._episodes = 0
-        self._places = 0
+        self._positions = 0
 
     def on_place(self, seen: Seen, key: bytes | None, event_id: str) -> None:
         """Adds a prompt or a generation, of which only the position is kept.
@@ -140,8 +140,8 @@ class RunIndex:
                 self._on_batch(event, seen)
             case PolicyPublished() if event.policy in self.series:
                 self.progress.on_event(event, seen.at, seen.offset)
-                place = self.places.pack(seen.partition, seen.offset)
-                self.series[event.policy].on_published(event, place, seen.at)
+                packed = self.positions.pack(seen.partition, seen.offset)
+                self.series[event.policy].on_published(event, packed, seen.at)
 
     def _on_submitted(self, event: TaskSubmitted, seen: Seen) -> None:
         self.progress.on_event(event, seen.at, seen.offset)
@@ -214,7 +214,7 @@ class RunIndex:
         tokens = sum(len(turn.tokens) // 4 for turn in event.turns)
         self.tokens += tokens
         episode.by_attempt[event.attempt] = AttemptRow(
-            self.places.pack(seen.partition, seen.offset),
+            self.positions.pack(seen.partition, seen.offset),
             len(event.turns),
             tokens,
             newest,
@@ -229,10 +229,10 @@ class RunIndex:
         if episode.ended_at:
             return
         row.item, row.purpose = short(event.item_id), event.purpose
-        place = -1
+        packed = -1
         if ref is not None:
-            place = self.places.pack(Partition(ref.topic, ref.partition), ref.offset)
-        episode.on_ended(event, seen.at, place)
+            packed = self.positions.pack(Partition(ref.topic, ref.partition), ref.offset)
+        episode.on_ended(event, seen.at, packed)
         self.ended += 1
         self.evaluated += event.purpose == "evaluate"
         self.endings[event.ending] += 1
@@ -262,8 +262,8 @@ class RunIndex:
     def _on_batch(self, event: BatchAssembled, seen: Seen) -> None:
         self.progress.on_event(event, seen.at, seen.offset)
         series = self.series.get(event.policy)
-        place = self.places.pack(seen.partition, seen.offset)
-        if series is None or not series.on_batch(event, place):
+        packed = self.positions.pack(seen.partition, seen.offset)
+        if series is None or not series.on_batch(event, packed):
             return
         self.discarded.on_batch(event, seen.at)
         for one in event.samples:
@@ -277,8 +277,8 @@ class RunIndex:
         """Notes where a record of a task is. Returns the task's row; None if it was forgotten."""
         row = self._row(task)
         if row is not None:
-            row.note(self.places.pack(seen.partition, seen.offset), sample, seen.size)
-            self._places += 1
+            row.note(self.positions.pack(seen.partition, seen.offset), sample, seen.size)
+            self._positions += 1
         return row
 
     def _row(self, task: int) -> TaskRow | None:
@@ -287,7 +287,7 @@ class RunIndex:
         row = self.tasks.get(task)
         if row is None:
             if len(self.tasks) >= self._most_tasks or (
-                self._episodes > MOST_EPISODES or self._places > MOST_PLACES
+                self._episodes > MOST_EPISODES or self._positions > MOST_POSITIONS
             ):
                 self._forget()
                 if task < self._below:
@@ -306,7 +306,7 @@ class RunIndex:
             row = self.tasks.pop(task)
             self._below = max(self._below, task + 1)
             self._episodes -= len(row.samples)
-            self._places -= len(row.places) // TaskRow.WIDTH
+            self._positions -= len(row.positions) // TaskRow.WIDTH
             self.forgotten += 1
 
 

@@ -32,9 +32,9 @@ class VersionRow:
     status: str = ""
     published_at: float = 0.0
     batch: int = -1
-    """The place of its batch, or -1."""
+    """The position of its batch, or -1."""
     publications: tuple[int, ...] = ()
-    """The places of its publications, in log order."""
+    """The positions of its publications, in log order."""
 
 
 class VersionSeries:
@@ -46,12 +46,12 @@ class VersionSeries:
         self._indices: dict[int, int] = {}
         self._columns: dict[str, array[float]] = {name: array("d") for name in OWN}
 
-    def on_batch(self, batch: BatchAssembled, place: int) -> bool:
+    def on_batch(self, batch: BatchAssembled, packed: int) -> bool:
         """Adds a batch. Returns False if it is not the first one of its version."""
         row = self._row(batch.version)
         if row is None or row.batch >= 0:
             return False
-        row.batch = place
+        row.batch = packed
         oldest = [one.oldest_version for one in batch.samples if one.oldest_version >= 0]
         values = {
             "reward": NAN if batch.reward_mean is None else batch.reward_mean,
@@ -64,7 +64,7 @@ class VersionSeries:
             self._set(batch.version, name, value)
         return True
 
-    def on_published(self, event: PolicyPublished, place: int, at: float) -> None:
+    def on_published(self, event: PolicyPublished, packed: int, at: float) -> None:
         """Adds a publication. The time of the first one counts.
 
         One that is repeated after a restart has no numbers of the training.
@@ -74,7 +74,7 @@ class VersionSeries:
             return
         row.status = event.status
         row.published_at = row.published_at or at
-        row.publications = (*row.publications[:1], *row.publications[1:][-18:], place)
+        row.publications = (*row.publications[:1], *row.publications[1:][-18:], packed)
         if event.status == "resumed":
             return
         self._set(event.version, "wait_s", event.wait_s if event.version else NAN)

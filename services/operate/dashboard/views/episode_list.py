@@ -181,7 +181,7 @@ async def _search(
     while at < len(found) and len(items) < limit and time.monotonic() < until:
         some = [one for one in found[at : at + SEARCHED_AT_ONCE] if one.episode.attempt is not None]
         positions = [
-            index.places.unpack(one.episode.attempt.place)
+            index.positions.unpack(one.episode.attempt.position)
             for one in some
             if one.episode.attempt is not None
         ]
@@ -198,7 +198,7 @@ async def _search(
                 at += number
                 break
             if one.episode.attempt is not None:
-                position = index.places.unpack(one.episode.attempt.place)
+                position = index.positions.unpack(one.episode.attempt.position)
                 snippet = texts.get((position.partition, position.offset))
                 if snippet is not None:
                     items.append(episode_item(one, snippet))
@@ -218,7 +218,7 @@ def may_contain(value: bytes, text: str) -> bool:
 
 
 def snippet_of(event: Any, text: str) -> str | None:
-    """Returns the surroundings of the first place of a text in the sampled texts, or None."""
+    """Returns the surroundings of where a text comes first in the sampled texts, or None."""
     if isinstance(event, TrajectoryRecorded):
         for turn in event.turns:
             at = turn.text.lower().find(text.lower())

@@ -178,9 +178,9 @@ class EpisodePage:
             own = [index for index, turn in enumerate(turns) if turn.policy == one.policy]
             for scored in group.samples if group is not None else ():
                 values = floats_in(scored.advantages) if scored.sample == self.sample else []
-                for place, index in enumerate(own):
+                for order, index in enumerate(own):
                     if values and len(values) in (1, len(own)):
-                        found[index][one.policy] = values[place if len(values) > 1 else 0]
+                        found[index][one.policy] = values[order if len(values) > 1 else 0]
         return found
 
     def _exchange(self, exchange: Exchange, attempt: AttemptStory) -> Tree:

@@ -46,8 +46,8 @@ class FactReader:
         wanted: list[tuple[Position, int]] = []
         remarks: list[str] = []
         total = left_out = 0
-        for place, size in sorted(row.places_of(sample)):
-            position = index.places.unpack(place)
+        for packed, size in sorted(row.positions_of(sample)):
+            position = index.positions.unpack(packed)
             if names is not None and self._topic(position) not in names:
                 continue
             if len(wanted) < MAX_RECORDS and total + size <= MAX_BYTES:

@@ -72,22 +72,22 @@ class TrainerLogprobs:
         known = series.rows[version]
         batch = await self._event(known.batch, BatchAssembled, f"Batch {version}")
         trajectory = fact.event
-        place = next(
+        index = next(
             (
-                place
-                for place, one in enumerate(batch.samples)
+                index
+                for index, one in enumerate(batch.samples)
                 if (one.task, one.sample) == (trajectory.task, trajectory.sample)
             ),
             None,
         )
-        if place is None or batch.samples[place].trajectory != fact.ref:
+        if index is None or batch.samples[index].trajectory != fact.ref:
             raise _Unknown(f"Batch {version} trains on another attempt of this episode.")
         published = await self._event(
             next(iter(known.publications), -1), PolicyPublished, f"Version {version}"
         )
-        return await self._read(published, batch, place)
+        return await self._read(published, batch, index)
 
-    async def _read(self, published: PolicyPublished, batch: BatchAssembled, place: int) -> Floats:
+    async def _read(self, published: PolicyPublished, batch: BatchAssembled, index: int) -> Floats:
         version, blob = published.version, published.logprobs
         if published.status == "skipped":
             raise _Unknown(f"The trainer skipped batch {version}.")
@@ -98,7 +98,7 @@ class TrainerLogprobs:
             )
         try:
             path = await asyncio.to_thread(self.blobs.get, blob)
-            logprobs = await asyncio.to_thread(read_logprobs, path, batch, place)
+            logprobs = await asyncio.to_thread(read_logprobs, path, batch, index)
         except HeadraceError as error:
             raise _Unknown(f"Those of version {version} can't be read: {error}.") from error
         except (OSError, ValueError) as error:
@@ -107,11 +107,11 @@ class TrainerLogprobs:
             raise _Unknown(f"The trainer dropped this episode from batch {version}.")
         return logprobs
 
-    async def _event(self, place: int, kind: type[Any], what: str) -> Any:
-        """Returns an event by its place, -1 if it was not read. Raises _Unknown."""
-        if place < 0:
+    async def _event(self, packed: int, kind: type[Any], what: str) -> Any:
+        """Returns an event by its position, -1 if it was not read. Raises _Unknown."""
+        if packed < 0:
             raise _Unknown(f"{what} is not in the log yet.")
-        fact = await self.reader.one(self.index.places.unpack(place))
+        fact = await self.reader.one(self.index.positions.unpack(packed))
         if fact is None or not isinstance(fact.event, kind):
             raise _Unknown(f"{what} is gone from the log.")
         return fact.event

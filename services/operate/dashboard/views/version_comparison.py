@@ -33,10 +33,10 @@ def compare_versions(index: RunIndex, policy: str, first: int, second: int) -> T
             raise UsageError(f"policy {policy} has no version {version}, or it was not read yet")
     sides = [_rows(index, policy, version) for version in (first, second)]
     by_item: dict[str, list[list[float]]] = {}
-    for place, rows in enumerate(sides):
+    for side, rows in enumerate(sides):
         for item, row in rows:
             if row.reward is not None:
-                by_item.setdefault(item, [[], []])[place].append(row.reward)
+                by_item.setdefault(item, [[], []])[side].append(row.reward)
     items = [
         {
             "item_id": safe(item),

@@ -37,7 +37,7 @@ async def version_tree(
         raise UsageError(f"policy {policy[:80]!r} has no version {version}, or it was not read yet")
     batch = await _read(index, reader, row.batch)
     publications = [
-        fact for place in row.publications if (fact := await _read(index, reader, place))
+        fact for packed in row.publications if (fact := await _read(index, reader, packed))
     ]
     known = sorted(series.rows)
     at = known.index(version)
@@ -57,8 +57,8 @@ async def version_tree(
     return tree
 
 
-async def _read(index: RunIndex, reader: FactReader, place: int) -> Fact[Any] | None:
-    return None if place < 0 else await reader.one(index.places.unpack(place))
+async def _read(index: RunIndex, reader: FactReader, packed: int) -> Fact[Any] | None:
+    return None if packed < 0 else await reader.one(index.positions.unpack(packed))
 
 
 async def _batch_parts(
@@ -73,9 +73,9 @@ async def _batch_parts(
     trees = []
     numbers: list[int] = samples["items"]
     refs = [batch.samples[number].trajectory for number in numbers]
-    place = 0
+    at = 0
     async for trajectory in reader.log.fetch_each(refs):
-        number = numbers[place]
+        number = numbers[at]
         made = make_sample(batch, number, trajectory)
         trees.append(
             {
@@ -94,7 +94,7 @@ async def _batch_parts(
                 "gone": safe(made.gone),
             }
         )
-        place += 1
+        at += 1
     rows = [row for one in batch.samples if (row := _row(index, one.task, one.sample))]
     return {
         "batch": {

@@ -101,7 +101,7 @@ class _Groups:
         if not decided:
             return
         last = max(decided)
-        missing = [place for task, place in self._offsets.items() if task not in frontier]
+        missing = [offset for task, offset in self._offsets.items() if task not in frontier]
         oldest = min(missing, default=None)
         exact = oldest is not None and oldest < last
         beyond = oldest is not None and batch.groups_read > oldest
@@ -112,7 +112,7 @@ class _Groups:
 
     def _undecided(self, batch: BatchAssembled, frontier: Frontier) -> bool:
         """Whether the group at `groups_read` is one to be decided yet."""
-        at = [task for task, place in self._offsets.items() if place == batch.groups_read]
+        at = [task for task, offset in self._offsets.items() if offset == batch.groups_read]
         return bool(at) and at[0] not in frontier
 
 

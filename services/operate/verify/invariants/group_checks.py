@@ -173,14 +173,14 @@ def _expected(
     for outcome in outcomes:
         own = [use for use in outcome.policies if use.policy == name]
         lengths[outcome.sample] = sum(len(use.turn_rewards) // 4 for use in own)
-        places = sorted(turn for use in own for turn in unpack_i32(use.turns))
+        numbers = sorted(turn for use in own for turn in unpack_i32(use.turns))
         for use in (use for use in own if use.tokens and use.oldest_version >= 0):
             role = use.role if use.role in named else ""
             turns = unpack_i32(use.turns) or range(lengths[outcome.sample])
             after = [0.0 if isnan(one) else one for one in unpack_f32(use.turn_rewards)]
             mine = played.setdefault(role, {}).setdefault(outcome.sample, {})
             for turn, reward in zip(turns, after, strict=True):
-                mine[places.index(turn) if places else turn] = reward
+                mine[numbers.index(turn) if numbers else turn] = reward
     found = {outcome.sample: [0.0] * lengths[outcome.sample] for outcome in outcomes}
     single: dict[int, list[Sequence[float]]] = {outcome.sample: [] for outcome in outcomes}
     by_sample = {outcome.sample: outcome for outcome in outcomes}

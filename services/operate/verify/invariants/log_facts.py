@@ -25,7 +25,7 @@ class Facts:
         default_factory=lambda: defaultdict(dict)
     )
     again: dict[type[Event], list[Delivery[Any]]] = field(default_factory=lambda: defaultdict(list))
-    places: dict[tuple[str, int, int], Delivery[Any]] = field(default_factory=dict)
+    positions: dict[tuple[str, int, int], Delivery[Any]] = field(default_factory=dict)
     """By topic, partition and offset."""
     records: dict[type[Event], dict[str, list[Delivery[Any]]]] = field(
         default_factory=lambda: defaultdict(lambda: defaultdict(list))
@@ -38,7 +38,7 @@ class Facts:
         facts = cls()
         for one in deliveries:
             event, kind = one.event, type(one.event)
-            facts.places[one.partition.topic, one.partition.number, one.offset] = one
+            facts.positions[one.partition.topic, one.partition.number, one.offset] = one
             if isinstance(event, TaskSubmitted):
                 facts.tasks[one.offset] = one  # type: ignore[assignment]
                 continue
@@ -75,5 +75,5 @@ class Facts:
 
     def resolve(self, ref: Ref) -> Event | None:
         """What a reference names; None where that is absent, or is another record."""
-        found = self.places.get((ref.topic, ref.partition, ref.offset))
+        found = self.positions.get((ref.topic, ref.partition, ref.offset))
         return None if found is None or found.ref.digest != ref.digest else found.event

@@ -137,8 +137,8 @@ def _order(starts: Starts) -> Violations:
     run = [one for started in starts.values() for one in started if one.event.verdict is None]
     for start in sorted(run, key=lambda one: (one.partition.number, one.offset)):
         submitted = start.event.submitted
-        place = start.partition.number, submitted.tenant, submitted.purpose
-        before = newest.get(place, -1)
+        lane = start.partition.number, submitted.tenant, submitted.purpose
+        before = newest.get(lane, -1)
         if start.event.task < before:
             yield f"I1: task {start.event.task} was started after task {before}"
-        newest[place] = max(before, start.event.task)
+        newest[lane] = max(before, start.event.task)

@@ -123,7 +123,7 @@ def test_the_index_says_what_a_simple_pass_says(size: Size, seed: int, duplicate
         assert (row.reward, row.ending, row.state) == (event.reward, event.ending, "ended")
         assert row.attempt is not None
         assert event.trajectory is not None
-        assert index.places.unpack(row.attempt.place) == Position(
+        assert index.positions.unpack(row.attempt.position) == Position(
             Partition(event.trajectory.topic, event.trajectory.partition), event.trajectory.offset
         )
     assert index.progress.tasks_ended == sum(isinstance(event, TaskEnded) for event in events)
@@ -176,9 +176,11 @@ def check_places(index: RunIndex, records: Records) -> None:
             expected.setdefault(task, set()).add((seen.partition, seen.offset, sample))
     for task, places in expected.items():
         row = index.tasks[task]
-        found = {index.places.unpack(place) for place, size in row.places_of(None) if size == 100}
+        found = {
+            index.positions.unpack(packed) for packed, size in row.positions_of(None) if size == 100
+        }
         assert found == {Position(at, offset) for at, offset, _ in places}
-        own = {index.places.unpack(place) for place, _ in row.places_of(0)}
+        own = {index.positions.unpack(packed) for packed, _ in row.positions_of(0)}
         assert own == {
             Position(at, offset) for at, offset, sample in places if sample in (0, ANY_SAMPLE)
         }
@@ -214,4 +216,4 @@ def test_a_key_that_is_no_number_is_left_out() -> None:
     index.on_place(Seen(Partition("p", 0), 0, 1.0), b"\xff", "1/0/0/1")
     index.on_place(Seen(Partition("p", 0), 1, 1.0), b"7", "what/ever")
     assert list(index.tasks) == [7]
-    assert [size for _, size in index.tasks[7].places_of(3)] == [0]
+    assert [size for _, size in index.tasks[7].positions_of(3)] == [0]
