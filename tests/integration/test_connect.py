@@ -12,7 +12,8 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from headrace.infra import local
 from headrace.infra.local.detached import locked
