@@ -15,6 +15,8 @@ from tests.integration.test_other_teams import RECIPE, headrace
 from tests.unit.test_architecture import ROOT
 
 BUILD_S = 600.0
+"""A build with an empty cache fetches and compiles all modules."""
+READ_S = 120.0
 
 
 @pytest.mark.long
@@ -31,7 +33,7 @@ def test_go_reads_results(tmp_path: Path, local_stack: local.LocalStack, namespa
     headrace(("run", *RECIPE), cluster_variables(local_stack, namespace, tmp_path))
     where = (local_stack.bootstrap_servers, local_stack.registry_url, namespace)
     printed = subprocess.run(
-        [str(program), *where, "2"], check=True, capture_output=True, text=True, timeout=60
+        [str(program), *where, "2"], check=True, capture_output=True, text=True, timeout=READ_S
     ).stdout
     lines = [line.partition(":") for line in printed.splitlines()]
     assert len(lines) >= 2

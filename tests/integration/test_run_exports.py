@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,28 +19,17 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from headrace.infra import local
-from tests.commands import cluster_variables
 from tests.integration.test_dashboard import dashboard
-from tests.unit.test_architecture import ROOT
 
 RUN_S = 240.0
-RECIPE = ROOT / "tests/e2e/recipes/frozen-lake.toml"
 SOME = ("0", "1")
 """The tasks that are exported."""
 
 
-@pytest.fixture(scope="module")
-def variables(
-    tmp_path_factory: pytest.TempPathFactory, local_stack: local.LocalStack
-) -> dict[str, str]:
+@pytest.fixture
+def variables(exported: dict[str, str]) -> dict[str, str]:
     """The environment of commands that see a finished run."""
-    variables = {
-        **os.environ,
-        **cluster_variables(local_stack, "exported"),
-        "HEADRACE_STATE": str(tmp_path_factory.mktemp("state")),
-    }
-    headrace(variables, "run", str(RECIPE), "--set", "stop.versions=3", "--no-check", "--quiet")
-    return variables
+    return exported
 
 
 def headrace(variables: dict[str, str], *arguments: str) -> None:

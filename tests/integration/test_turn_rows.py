@@ -13,16 +13,9 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from headrace.infra import local
-from tests.commands import cluster_variables
 from tests.integration.test_other_teams import headrace, read_all
 
-RECIPE = (
-    *("quickstart", "--set", "stop.versions=1", "--set", "stop.reward=9"),
-    *("--set", "policies.default.batches.groups=1", "--set", "workers.project_turns=1"),
-    *("--set", "tasks.samples=4", "--set", "tasks.max_turns=4"),
-    *("--set", "agents.default.use=chat", "--set", "policies.default.model=tiny-chat"),
-    *("--set", "agents.default.options.system=Go."),
-)
+NAMESPACE = "exported"
 
 
 def first_of(stack: local.LocalStack, registry: SchemaRegistryClient, topic: str) -> dict[str, Any]:
@@ -37,16 +30,13 @@ def first_of(stack: local.LocalStack, registry: SchemaRegistryClient, topic: str
 
 
 def test_a_run_writes_its_turns_as_rows(
-    tmp_path: Path, local_stack: local.LocalStack, namespace: str
+    tmp_path: Path, local_stack: local.LocalStack, exported: dict[str, str]
 ) -> None:
-    environment = cluster_variables(local_stack, namespace, tmp_path)
-    summary = json.loads(headrace(("run", *RECIPE, "--json"), environment))
-    assert summary["restarts"] == 0, summary
     with SchemaRegistryClient({"url": local_stack.registry_url}) as registry:
-        rows = first_of(local_stack, registry, f"{namespace}.turns.v1")
-        results = first_of(local_stack, registry, f"{namespace}.results.v1")
-        groups = first_of(local_stack, registry, f"{namespace}.groups.default.v1")
-        trajectories = first_of(local_stack, registry, f"{namespace}.trajectories.v1")
+        rows = first_of(local_stack, registry, f"{NAMESPACE}.turns.v1")
+        results = first_of(local_stack, registry, f"{NAMESPACE}.results.v1")
+        groups = first_of(local_stack, registry, f"{NAMESPACE}.groups.default.v1")
+        trajectories = first_of(local_stack, registry, f"{NAMESPACE}.trajectories.v1")
     done = {one["task"] for one in rows.values()}
     assert len(done) >= 2
     complete = 0
@@ -73,8 +63,8 @@ def test_a_run_writes_its_turns_as_rows(
     for row in rows.values():
         if f"{row['task']}/default" in groups:
             assert row["advantage"] == learned.get((row["task"], row["sample"]))
-    check_exports(tmp_path, environment, trajectories, list(results.values()))
-    check_conversations(tmp_path / "sft.jsonl", environment, list(rows.values()))
+    check_exports(tmp_path, exported, trajectories, list(results.values()))
+    check_conversations(tmp_path / "sft.jsonl", exported, list(rows.values()))
 
 
 def check_exports(
@@ -120,5 +110,3 @@ def check_conversations(
             assert (message["content"] in "LDRU") == (message["role"] == "assistant")
     assert any("Go." in (row["context_text"] or "") for row in rows)
     assert all(row["context_text"] != "Go." for row in rows)
-    headrace(("trajectories", "--format", "sft", "--passing", "9", "--to", str(file)), environment)
-    assert file.read_text() == ""

@@ -17,7 +17,9 @@ from headrace.services.operate.trajectories.row_files import JsonlFile, ParquetF
 
 
 @pytest.mark.parametrize("kind", [JsonlFile, ParquetFile])
-def test_an_interrupted_file_leaves_nothing(kind: type[RowFile], tmp_path: Path) -> None:
+def test_an_interrupted_file_leaves_nothing(
+    kind: type[RowFile[TurnProjected]], tmp_path: Path
+) -> None:
     file = tmp_path / "rows"
     file.write_text("of an earlier export")
 
