@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from headrace.errors import RecordsLost
 from headrace.schemas.topics import Partition as Partition
@@ -32,6 +32,18 @@ class Outgoing:
     value: bytes
     headers: Headers = field(default_factory=list)
     partition: int | None = None
+
+
+class Permission(NamedTuple):
+    """One operation that a principal may do on one resource, from any host."""
+
+    principal: str
+    """For example `User:headrace-agent`."""
+    resource: Literal["TOPIC", "GROUP", "TRANSACTIONAL_ID"]
+    name: str
+    """The whole name of the resource."""
+    operation: str
+    """In Kafka's words, for example `READ`."""
 
 
 @dataclass(frozen=True, slots=True)

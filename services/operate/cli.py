@@ -15,6 +15,7 @@ import click
 
 from headrace.errors import HeadraceError, Interrupted
 from headrace.services.base.redactor import redact_output
+from headrace.services.operate.acls.command import acls
 from headrace.services.operate.apply.command import apply
 from headrace.services.operate.asyncapi.command import asyncapi
 from headrace.services.operate.autoscale.command import autoscale
@@ -94,7 +95,7 @@ COMMANDS = (
     evaluate,    export, chat, replay, compare,
     plot, track, trajectories,
     status, dashboard, doctor, verify, cost, show, tail, topics, asyncapi, dead_letters,
-    prune, recipe, keys,
+    prune, recipe, keys, acls,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
@@ -18,8 +17,6 @@ from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
 from headrace.errors import DependencyError, UsageError
 from headrace.infra import local
-from headrace.infra.local import kafka_server
-from headrace.infra.local.detached import free_port
 from headrace.services.kafka.broker import Outgoing
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
@@ -29,18 +26,13 @@ from headrace.services.namespace.connect import connect
 from headrace.services.namespace.lookup import topics_of
 from headrace.services.operate.doctor.doctor import diagnose
 from headrace.services.operate.doctor.finding import Finding
+from tests.guarded_stack import guarded_stack, properties_of
 from tests.integration.test_dashboard import dashboard, write
 from tests.unit.operate.prune.shared_cluster import SharedCluster
 from tests.written_run import Size
 
 LIMIT_S = 90
-JAAS = "org.apache.kafka.common.security.plain.PlainLoginModule"
-TEAM = {
-    "security.protocol": "SASL_PLAINTEXT",
-    "sasl.mechanism": "PLAIN",
-    "sasl.username": "team",
-    "sasl.password": "secret",
-}
+TEAM = properties_of("team")
 
 
 @pytest.fixture
@@ -48,29 +40,8 @@ def guarded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[local.LocalStack, str]]:
     """A stack whose broker has an authorizer, and the broker's address for the user `team`."""
-    render, port = kafka_server.render_properties, free_port()
-
-    def with_authorizer(plain: int, controller: int, log_folder: str) -> str:
-        team = f"TEAM://127.0.0.1:{port}"
-        more = {
-            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:ANONYMOUS",
-            "listeners": f"PLAINTEXT://127.0.0.1:{plain},CONTROLLER://127.0.0.1:{controller},{team}",
-            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{plain},{team}",
-            "listener.security.protocol.map": (
-                "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,TEAM:SASL_PLAINTEXT"
-            ),
-            "listener.name.team.sasl.enabled.mechanisms": "PLAIN",
-            "listener.name.team.plain.sasl.jaas.config": f'{JAAS} required user_team="secret";',
-        }
-        text = render(plain, controller, log_folder)
-        return text + "".join(f"{key}={value}\n" for key, value in more.items())
-
-    monkeypatch.setattr(kafka_server, "render_properties", with_authorizer)
-    state = tmp_path / "stack"
-    stack = local.up(state, kafka_port=0, registry_port=0, owner_pid=os.getpid())
-    yield stack, f"127.0.0.1:{port}"
-    local.down(state, wipe=True)
+    with guarded_stack(tmp_path / "stack", monkeypatch, ["team"]) as found:
+        yield found
 
 
 def test_prune_leaves_alone_what_acls_hide(

@@ -1,0 +1,1 @@
+"""Kafka ACLs for the roles of a run."""
