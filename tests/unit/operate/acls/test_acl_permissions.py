@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 from click.testing import CliRunner
 
 from headrace.errors import UsageError
