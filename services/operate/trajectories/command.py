@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import click
 
 from headrace.services.operate.options import cluster_of, cluster_options, say
 
 if TYPE_CHECKING:
+    from headrace.services.namespace.cluster_config import ClusterConfig
     from headrace.services.operate.trajectories.recorded_episodes import RecordedEpisode
 
 TARGETS = {
@@ -97,39 +98,74 @@ def trajectories(
       headrace trajectories --format sft --passing 0.5 --to good.jsonl
       headrace trajectories --format otlp --to http://collector:4318/v1/traces --content
     """
-    import asyncio
-
     from headrace.errors import UsageError
-    from headrace.services.log.unpacked import Texts
-    from headrace.services.namespace.lookup import open_namespace
-    from headrace.services.operate.run.run_stack import running_stack
-    from headrace.services.operate.trajectories.recorded_episodes import EpisodeReader
 
     if content and kind != "otlp":
         raise UsageError(f"--content is only for --format otlp: {kind} always has the texts")
     if passing is not None and kind != "sft":
         raise UsageError(f"--passing is only for --format sft: {kind} has episodes of any reward")
-    cluster, target = cluster_of(options), to or TARGETS[kind]
+    wanted = _Wanted(cluster_of(options), kind, to or TARGETS[kind], frozenset(tasks), most)
     if kind in ROW_FORMATS:
-        from headrace.services.operate.trajectories.export_rows import export_rows
+        done = _export_rows(wanted)
+    elif kind == "sft":
+        done = _export_sft(wanted, passing)
+    else:
+        done = _export_episodes(wanted, content)
+    without = f", and left out {done.left_out}" if done.left_out else ""
+    say(f"exported {done.exported} episodes to {wanted.target}{without}")
+    if done.seen == most:
+        say(f"stopped after {most} episodes: --most exports more")
 
-        count = asyncio.run(export_rows(cluster, kind, Path(target), frozenset(tasks), most, say))
-        say(f"exported {count} episodes to {target}")
-        _say_if_stopped(count, most)
-        return
-    if kind == "sft":
-        from headrace.services.operate.trajectories.export_sft import export_sft
 
-        chosen = asyncio.run(
-            export_sft(cluster, Path(target), frozenset(tasks), most, passing, say)
-        )
-        left = chosen.report()
-        say(f"exported {chosen.counts['exported']} episodes to {target}"
-            + (f", and left out {left}" if left else ""))  # fmt: skip
-        _say_if_stopped(chosen.counts.total(), most)
-        return
+class _Wanted(NamedTuple):
+    """What to export, and where to."""
 
-    async def export() -> tuple[int, int]:
+    cluster: ClusterConfig
+    kind: str
+    target: str
+    tasks: frozenset[int]
+    most: int
+
+
+class _Done(NamedTuple):
+    """Numbers of episodes, and what was left out, in words."""
+
+    exported: int
+    seen: int
+    left_out: str = ""
+
+
+def _export_rows(wanted: _Wanted) -> _Done:
+    import asyncio
+
+    from headrace.services.operate.trajectories.export_rows import export_rows
+
+    cluster, kind, target, tasks, most = wanted
+    count = asyncio.run(export_rows(cluster, kind, Path(target), tasks, most, say))
+    return _Done(count, count)
+
+
+def _export_sft(wanted: _Wanted, passing: float | None) -> _Done:
+    import asyncio
+
+    from headrace.services.operate.trajectories.export_sft import export_sft
+
+    cluster, _, target, tasks, most = wanted
+    chosen = asyncio.run(export_sft(cluster, Path(target), tasks, most, passing, say))
+    return _Done(chosen.counts["exported"], chosen.counts.total(), chosen.report())
+
+
+def _export_episodes(wanted: _Wanted, content: bool) -> _Done:
+    import asyncio
+
+    from headrace.services.log.unpacked import Texts
+    from headrace.services.namespace.lookup import open_namespace
+    from headrace.services.operate.run.run_stack import running_stack
+    from headrace.services.operate.trajectories.recorded_episodes import EpisodeReader
+
+    cluster, kind, target, tasks, most = wanted
+
+    async def export() -> _Done:
         async with (
             running_stack(cluster, say) as (_, located),
             open_namespace(located, "trajectories") as (log, life),
@@ -137,24 +173,17 @@ def trajectories(
             writer = _writer(kind, target, log.topics.namespace, content)
             reader = EpisodeReader(log, Texts(life.recipe()), with_answers=kind == "otlp")
             written = empty = 0
-            async for episode in reader.read(frozenset(tasks), most):
+            async for episode in reader.read(tasks, most):
                 if episode.turns:
                     await asyncio.to_thread(writer.write, episode)
                     written += 1
                 else:
                     empty += 1
             await asyncio.to_thread(writer.close)
-            return written, empty
+            left_out = f"{empty} without a turn" if empty else ""
+            return _Done(written, written + empty, left_out)
 
-    written, empty = asyncio.run(export())
-    without = f", and left out {empty} without a turn" if empty else ""
-    say(f"exported {written} episodes to {target}{without}")
-    _say_if_stopped(written + empty, most)
-
-
-def _say_if_stopped(count: int, most: int) -> None:
-    if count == most:
-        say(f"stopped after {most} episodes: --most exports more")
+    return asyncio.run(export())
 
 
 def _writer(kind: str, target: str, namespace: str, content: bool) -> Writer:
