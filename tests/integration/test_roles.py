@@ -179,6 +179,8 @@ def test_a_run_learns_with_these_acls_alone_and_nobody_may_do_more(
         assert "`Alter` on the cluster" in refused.stderr
 
         team.run("operator", "apply", str(team.recipe_file))
+        words = ("apply", str(team.recipe_file), "--namespace", "theirs", *owner)
+        assert run_command((*words, stack.registry_url), {}).returncode == 0
         with team.serving() as processes:
             asyncio.run(asyncio.wait_for(team.learned(processes), RUN_S))
             line = {"payload": {"question": "a0", "answer": "0"}, "task_id": "t"}
@@ -204,10 +206,12 @@ def test_a_run_learns_with_these_acls_alone_and_nobody_may_do_more(
 def check_operations(team: Team) -> None:
     """The broker itself says what each role may do with each topic and group."""
     names = [topic.name for topic in team.topics]
+    foreign = [topic.name for topic in topics_of(team.recipe, "theirs")]
     groups = [f"ours.{name}" for name in (*GROUPS_OF_SERVICES, "guest", "external-env")]
     for role, access in ACCESS.items():
         settings = settings_of(team, role)
-        view = view_cluster(settings, names, groups, ASK_S)
+        view = view_cluster(settings, [*names, *foreign], groups, ASK_S)
+        assert {name for name, may in view.topics.items() if may} == set(names), role
         for topic in team.topics:
             expected = {"DESCRIBE", *access.manages}
             expected |= {"READ"} if topic.topic in access.reads else set()

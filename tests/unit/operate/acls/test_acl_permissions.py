@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,12 @@ from click.testing import CliRunner
 from headrace.errors import UsageError
 from headrace.schemas.recipe.resources.service_names import SERVICES
 from headrace.schemas.topics import TOPICS, Topic, Topics
-from headrace.services.namespace.access_table import ACCESS, GROUPS_OF_SERVICES, SERVICE_ACCESS
+from headrace.services.namespace.access_table import (
+    ACCESS,
+    GROUPS_OF_SERVICES,
+    SERVICE_ACCESS,
+    Access,
+)
 from headrace.services.namespace.apply import CONSUMERS, OPTIONAL_CONSUMERS
 from headrace.services.operate.acls.acl_permissions import permissions, principals_of
 from headrace.services.operate.acls.strimzi_users import kafka_users
@@ -89,6 +96,24 @@ def test_transactional_ids_are_those_of_each_policy() -> None:
     assert ids("agent") == []
 
 
+def test_the_page_about_access_has_the_table() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "access.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [row(role, one) for role, one in ACCESS.items()]
+
+
+def row(role: str, access: Access) -> str:
+    """The row of a role in `docs/access.md`."""
+    reads = "every topic" if access.reads == TOPICS else listed(one.name for one in access.reads)
+    writes = listed(topic.name for topic in access.writes)
+    groups = listed((*access.joins, *access.sees))
+    return f"| `{role}` | {reads} | {writes} | {groups} | {listed(access.transactions)} |"
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
 def test_a_principal_is_for_all_roles_only_if_it_names_the_role() -> None:
     assert principals_of("User:x-{role}", ())["env"] == "User:x-env"
     assert principals_of("User:team", ("guest",)) == {"guest": "User:team"}
@@ -100,7 +125,6 @@ def test_a_principal_is_for_all_roles_only_if_it_names_the_role() -> None:
 
 
 def test_kafka_users_have_every_permission() -> None:
-    yaml = pytest.importorskip("yaml")
     found = permissions(TWO, "scheduler", "User:headrace-scheduler")
     (user,) = yaml.safe_load_all(kafka_users({"User:headrace-scheduler": found}, "my-kafka"))
     assert user["metadata"] == {
