@@ -231,7 +231,11 @@ def check_produce_and_fetch(team: Team) -> None:
     """
     for role, access in ACCESS.items():
         properties = settings_of(team, role)
-        client = {"bootstrap.servers": team.servers, **properties.properties, "log_level": 0}
+        client: dict[str, str | int] = {
+            "bootstrap.servers": team.servers,
+            **properties.properties,
+            "log_level": 0,
+        }
         wrote = failures_of_produce(client, team.topics)
         read = failures_of_fetch(client, team.topics)
         refused = KafkaError.TOPIC_AUTHORIZATION_FAILED
