@@ -12,7 +12,13 @@ from random import Random
 
 from headrace.services.models.weights import weights_digest
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints
-from headrace.trainer.sequences import Stopped, UnusableBatch, UpdateBatch
+from headrace.trainer.sequences import (
+    Floats,
+    Stopped,
+    TokenSequence,
+    UnusableBatch,
+    UpdateBatch,
+)
 
 VOCABULARY = 258
 UNCHANGED = 4096
@@ -40,6 +46,8 @@ class DigestLearner:
         """`on_saving` is called in the middle of writing a checkpoint, with the half file. Each
         `policy` has other weights from the beginning."""
         self.updates_done = 0
+        self.start_logprobs: list[tuple[TokenSequence, Floats]] = []
+        """It has no logprobs, so each batch's are all unknown."""
         self._chance = chance
         self._unusable_in = unusable_in
         self._on_saving = on_saving
