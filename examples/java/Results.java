@@ -1,6 +1,7 @@
 import java.time.Duration;
 import java.util.HashSet;
 import java.util.List;
+import java.util.TreeMap;
 import java.util.Map;
 import java.util.Set;
 import org.apache.avro.generic.GenericRecord;
@@ -32,9 +33,12 @@ public final class Results {
                         continue; // If two records have the same id, the first one counts.
                     }
                     StringBuilder rewards = new StringBuilder();
-                    for (Object outcome : (List<?>) result.get("outcomes")) {
-                        rewards.append(' ').append(((GenericRecord) outcome).get("reward"));
+                    TreeMap<Integer, Object> bySample = new TreeMap<>(); // They come as they ended.
+                    for (Object one : (List<?>) result.get("outcomes")) {
+                        GenericRecord outcome = (GenericRecord) one;
+                        bySample.putIfAbsent((Integer) outcome.get("sample"), outcome.get("reward"));
                     }
+                    bySample.values().forEach(reward -> rewards.append(' ').append(reward));
                     System.out.println(result.get("task") + ":" + rewards);
                 }
             }

@@ -21,6 +21,7 @@ from headrace.schemas.topics import (
     MAX_RECORD_BYTES,
     SHARES,
     TOPICS,
+    TURNS,
     WAITING,
 )
 from headrace.schemas.topics import Topic as TopicRow
@@ -45,8 +46,16 @@ def headrace(arguments: tuple[str, ...], environment: dict[str, str]) -> str:
     return done.stdout
 
 
-UNREAD = (DEAD_LETTERS.name, INSTANCES.name, WAITING.name, LIMITS.name, SHARES.name)
-"""What no service consumes here: no task waits for long, and no limit of calls is set."""
+UNREAD = (
+    DEAD_LETTERS.name,
+    INSTANCES.name,
+    WAITING.name,
+    LIMITS.name,
+    SHARES.name,
+    TURNS.name,
+)
+"""What no service consumes here: no task waits for long, no limit of calls is set, and no job writes
+rows of turns."""
 
 
 def name_of(topic: TopicRow[Any], namespace: str) -> str:
