@@ -54,8 +54,8 @@ UNREAD = (
     SHARES.name,
     TURNS.name,
 )
-"""What no service consumes here: no task waits for long, no limit of calls is set, and no job writes
-rows of turns."""
+"""What no service consumes here: no task waits for long, no limit of calls is set, and no job
+writes rows of turns."""
 
 
 def name_of(topic: TopicRow[Any], namespace: str) -> str:
