@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from unittest.mock import patch
 
-from tests.sandboxes.bench import Bench, bench, claim, view
+from headrace.services.env.sandbox.container_names import Which
+from tests.sandboxes.bench import NAMESPACE, Bench, bench, claim, view
 
 BOUND_S = 120.0
 
 
 async def ready(made: Bench) -> set[str]:
-    return {name for name in await made.left() if ".ready." in name}
+    return {name.lstrip("/") for name in await made.left() if ".ready." in name}
+
+
+async def deadlines(made: Bench) -> dict[str, float]:
+    """When each container ends by itself, by its instance."""
+    found = await made.source.find({"headrace.namespace": NAMESPACE}, Which(""))
+    labels = [container["Labels"] for container in found]
+    return {each["headrace.instance"]: float(each["headrace.deadline"]) for each in labels}
 
 
 async def until_ready(made: Bench, count: int) -> set[str]:
@@ -23,15 +32,20 @@ def test_episodes_and_copies_take_ready_sandboxes_which_are_replaced(engine: str
     async def main() -> None:
         async with asyncio.timeout(BOUND_S), bench(engine, ready=3) as made:
             first = await until_ready(made, 3)
-            environment = await made.fresh()
-            assert environment.sandbox is not None
-            assert (await environment.step("echo x > a; cat a; ls /tmp")).text == "x\n"
-            async with environment.sandbox.fresh_copy() as fresh:
-                assert (await fresh.run(("cat", "a"))).output == "x\n"
-                tokens = {environment.sandbox.name.token, fresh.name.token}
-            assert tokens < {name.rpartition(".")[2] for name in first}
-            again = await until_ready(made, 3)
-            assert len(again & first) == 1
+            with patch.object(made.source, "create", wraps=made.source.create) as create:
+                environment = await made.fresh()
+                assert environment.sandbox is not None
+                assert (await environment.step("echo x > a; cat a; ls /tmp")).text == "x\n"
+                async with environment.sandbox.fresh_copy() as fresh:
+                    assert (await fresh.run(("cat", "a"))).output == "x\n"
+                    used = {environment.sandbox.name.instance, fresh.name.instance}
+                    ends = await deadlines(made)
+                again = await until_ready(made, 3)
+            created = {call.args[0] for call in create.call_args_list}
+            assert all(".ready." in name for name in created), "a sandbox was made for an episode"
+            assert again <= created | first
+            taken = [ends.pop(instance) for instance in used]
+            assert max(taken) <= min(ends.values()), "one that ends later was taken first"
             await environment.aclose()
 
     asyncio.run(main())

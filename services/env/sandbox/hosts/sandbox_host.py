@@ -158,12 +158,12 @@ class SandboxHost:
     ) -> InUse | None:
         """Take a container that lives long enough, whichever worker made it.
 
-        It is an idle one that was `used` before, or one that never was. The worker that renames it
-        first has it.
+        It is an idle one that was `used` before, or one that never was. Those that end soonest are
+        taken first, so that few end unused. The worker that renames it first has it.
         """
         image, namespace = self.source.image(image_name), self._whose.namespace
         which = names.of_idle(namespace) if used else names.of_ready(namespace)
-        for found in await self._list(which):
+        for found in sorted(await self._list(which), key=_deadline):
             if not self._is_fit(found, image, claim.expires_at):
                 continue
             free = found["Names"][0].lstrip("/")
@@ -185,7 +185,7 @@ class SandboxHost:
     def _is_fit(self, found: Mapping[str, Any], image: PinnedImage, until: float) -> bool:
         """Whether a container runs this image, and goes on until then."""
         labels = found["Labels"]
-        late = float(labels[f"{LABEL}deadline"]) < until
+        late = _deadline(found) < until
         return found["State"] == "running" and not late and labels | image.labels == labels
 
     async def _keep_ready(self) -> None:
@@ -284,7 +284,7 @@ class SandboxHost:
             if attempt is None or name.attempt < attempt:
                 await self.discard(each, "that no open episode needs")
         for each in await self.source.find({f"{LABEL}deadline": ""}, ANY):
-            if float(each["Labels"][f"{LABEL}deadline"]) + OVERDUE_S < now():
+            if _deadline(each) + OVERDUE_S < now():
                 await self.discard(each, "past its deadline")
 
     async def _list(self, which: Which) -> list[Mapping[str, Any]]:
@@ -294,3 +294,8 @@ class SandboxHost:
         }
         with self.noting():
             return await self.source.find(labels, which)
+
+
+def _deadline(found: Mapping[str, Any]) -> float:
+    """Return when a container ends by itself, in seconds since the epoch."""
+    return float(found["Labels"][f"{LABEL}deadline"])
