@@ -8,6 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from headrace.schemas.events import BatchAssembled, Event, PolicyPublished, Task
 from headrace.schemas.topics import BATCHES, POLICIES, RESULTS, TASKS
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.namespace.apply import CONSUMERS, OPTIONAL_CONSUMERS, lags
+from headrace.services.operate.verify.invariants import item_checks
+from headrace.services.operate.verify.invariants.log_facts import Facts
 from tests.simulation import virtual_time
 from tests.simulation.acts import Acts
 from tests.simulation.chronicle import Chronicle, listening
@@ -30,8 +33,8 @@ DEADLINE_S; in proportion where they have more, and for each policy of a run tha
 room is that of the policy which has least, so fewer episodes that hang do so at the same time."""
 SETTLE_S = 300.0
 """Virtual seconds until the deadline of what a zombie opened, and forgot, has passed too."""
-PARKED_S = 30.0
-"""Virtual seconds until every reader has parked what was no event when all was drained."""
+WRITTEN_S = 30.0
+"""Virtual seconds until all that was there when all was drained is parked or counted."""
 POLL_S = 0.5
 
 
@@ -120,7 +123,7 @@ async def _play(run: Run, result: Result, history: bool, meanwhile: Scene) -> No
             chronicle.note("--- drained")
             read_to = readable(run)
             await _until_settled(run, log)
-            await _until_parked(run, log, read_to)
+            await _until_written(run, log, read_to)
             await run.stop()
         finally:
             for process in run.processes:
@@ -161,12 +164,22 @@ async def _until_settled(run: Run, log: EventLog) -> None:
         raise Undone(f"not done in {SETTLE_S:g} s: {left}") from None
 
 
-async def _until_parked(run: Run, log: EventLog, read_to: Ends) -> None:
-    """Waits, bounded, until what is no event is parked: no group's lag tells of all readers."""
-    _, garbage = await sort_out(run, log)
+async def _until_written(run: Run, log: EventLog, read_to: Ends) -> None:
+    """Waits, bounded, for what no group's lag tells of.
+
+    All that is no event is parked, and the statistics of the items count the last groups: their
+    job has no consumer group, and perhaps just ended because a twin had replaced it.
+    """
     with suppress(TimeoutError):
-        async with asyncio.timeout(PARKED_S):
-            while list(not_parked(run, garbage, read_to)):
+        async with asyncio.timeout(WRITTEN_S):
+            while True:
+                events, garbage = await sort_out(run, log)
+                late = chain(
+                    not_parked(run, garbage, read_to),
+                    item_checks.check(Facts.of(events), complete=True),
+                )
+                if next(late, None) is None:
+                    return
                 await asyncio.sleep(POLL_S)
 
 
