@@ -158,7 +158,8 @@ def test_a_policy_learns_from_programs_and_their_worker_may_die(
 KEY = "a key of this test alone"
 
 
-@pytest.mark.parametrize("clients", [64, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("clients", [64, 200])
 def test_many_clients_from_outside_play_at_once(
     clients: int,
     tmp_path: Path,

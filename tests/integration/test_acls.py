@@ -32,15 +32,19 @@ from tests.unit.operate.prune.shared_cluster import SharedCluster
 from tests.written_run import Size
 
 LIMIT_S = 90
-TEAM = properties_of("team")
+USERS = ("team", "worker", "reader")
+"""Each of them is another test's, and so are the namespaces."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def guarded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[local.LocalStack, str]]:
-    """A stack whose broker has an authorizer, and the broker's address for the user `team`."""
-    with guarded_stack(tmp_path / "stack", monkeypatch, ["team"]) as found:
+    """A stack whose broker has an authorizer, and the broker's address for its users."""
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        guarded_stack(tmp_path_factory.mktemp("guarded"), patch, USERS) as found,
+    ):
         yield found
 
 
@@ -70,7 +74,7 @@ def test_prune_leaves_alone_what_acls_hide(
     async def main() -> None:
         async with AsyncExitStack() as closing:
             owner = KafkaBroker(KafkaSettings(servers, "owner"))
-            team = KafkaBroker(KafkaSettings(team_servers, "team", TEAM))
+            team = KafkaBroker(KafkaSettings(team_servers, "team", properties_of("team")))
             closing.push_async_callback(owner.close)
             closing.push_async_callback(team.close)
             cluster = SharedCluster(tmp_path, owner, await owner.cluster_id())
@@ -112,13 +116,13 @@ def test_the_doctor_names_the_permission_that_a_worker_lacks(
 ) -> None:
     stack, team_servers = guarded
     recipe = read_recipe("null", ())
-    ours = ClusterConfig(tmp_path, stack.bootstrap_servers, stack.registry_url, namespace="ours")
-    team = replace(ours, bootstrap_servers=team_servers, kafka_properties=TEAM)
+    ours = ClusterConfig(tmp_path, stack.bootstrap_servers, stack.registry_url, namespace="works")
+    team = replace(ours, bootstrap_servers=team_servers, kafka_properties=properties_of("worker"))
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
 
     def permit(*uses: tuple[ResourceType, str, ResourcePatternType, AclOperation]) -> None:
         acls = [
-            AclBinding(kind, name, pattern, "User:team", "*", what, AclPermissionType.ALLOW)
+            AclBinding(kind, name, pattern, "User:worker", "*", what, AclPermissionType.ALLOW)
             for kind, name, pattern, what in uses
         ]
         for made in admin.create_acls(acls).values():
@@ -136,23 +140,23 @@ def test_the_doctor_names_the_permission_that_a_worker_lacks(
 
     async def main() -> None:
         async with connect(ours, "test") as connection:
-            await apply(await connection.writing_log(topics_of(recipe, "ours")), recipe)
+            await apply(await connection.writing_log(topics_of(recipe, "works")), recipe)
         topic, prefixed = ResourceType.TOPIC, ResourcePatternType.PREFIXED
         permit(
-            (topic, "ours.", prefixed, AclOperation.READ),
-            (topic, "ours.", prefixed, AclOperation.DESCRIBE_CONFIGS),
-            (ResourceType.GROUP, "ours.", prefixed, AclOperation.READ),
+            (topic, "works.", prefixed, AclOperation.READ),
+            (topic, "works.", prefixed, AclOperation.DESCRIBE_CONFIGS),
+            (ResourceType.GROUP, "works.", prefixed, AclOperation.READ),
         )
         watching = await found("it can watch, and not work")
         assert watching.state == "ok"
         literal = ResourcePatternType.LITERAL
-        for topic_name in (one.name for one in topics_of(recipe, "ours")):
-            if topic_name != "ours.actions.v1":
+        for topic_name in (one.name for one in topics_of(recipe, "works")):
+            if topic_name != "works.actions.v1":
                 permit((topic, topic_name, literal, AclOperation.WRITE))
-        lacking = await found("may not write to ours.actions.v1, which agent must")
+        lacking = await found("may not write to works.actions.v1, which agent must")
         assert lacking.state == "problem"
-        assert "--operation Write --topic ours.actions.v1" in lacking.help
-        permit((topic, "ours.", prefixed, AclOperation.WRITE))
+        assert "--operation Write --topic works.actions.v1" in lacking.help
+        permit((topic, "works.", prefixed, AclOperation.WRITE))
         assert (await found("may read and write all 23 topics")).state == "ok"
 
     with caplog.at_level(logging.INFO, "headrace.services.operate.waits"):
@@ -161,8 +165,11 @@ def test_the_doctor_names_the_permission_that_a_worker_lacks(
     assert "begins again" not in caplog.text
 
 
-def let_read(stack: local.LocalStack) -> None:
-    """Lets `team` read the topics of `ours`, and see its consumer groups."""
+READER = properties_of("reader")
+
+
+def let_read(stack: local.LocalStack, namespace: str) -> None:
+    """Lets `reader` read the topics of a namespace, and see its consumer groups."""
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers, "log_level": 0})
     uses = (
         (ResourceType.TOPIC, AclOperation.READ),
@@ -170,7 +177,8 @@ def let_read(stack: local.LocalStack) -> None:
     )
     prefixed, allow = ResourcePatternType.PREFIXED, AclPermissionType.ALLOW
     acls = [
-        AclBinding(kind, "ours.", prefixed, "User:team", "*", what, allow) for kind, what in uses
+        AclBinding(kind, f"{namespace}.", prefixed, "User:reader", "*", what, allow)
+        for kind, what in uses
     ]
     for made in admin.create_acls(acls).values():
         made.result(30)
@@ -181,12 +189,12 @@ def test_each_send_of_a_principal_that_may_only_read_fails(
     guarded: tuple[local.LocalStack, str], tmp_path: Path
 ) -> None:
     stack, team_servers = guarded
-    asyncio.run(write(stack, "ours", tmp_path, Size(tasks=1)))
-    let_read(stack)
-    record = Outgoing("ours.tasks.v1", b"1", b"x", [])
+    asyncio.run(write(stack, "sends", tmp_path, Size(tasks=1)))
+    let_read(stack, "sends")
+    record = Outgoing("sends.tasks.v1", b"1", b"x", [])
 
     async def main() -> None:
-        broker = KafkaBroker(KafkaSettings(team_servers, "team", TEAM))
+        broker = KafkaBroker(KafkaSettings(team_servers, "reader", READER))
         for number in (3, 1):
             sends = [broker.send(record) for _ in range(number)]
             for outcome in await asyncio.gather(*sends, return_exceptions=True):
@@ -201,13 +209,13 @@ def test_a_principal_that_may_only_read_watches_a_run(
     guarded: tuple[local.LocalStack, str], tmp_path: Path
 ) -> None:
     stack, team_servers = guarded
-    asyncio.run(write(stack, "ours", tmp_path / "owner", Size(tasks=2)))
-    let_read(stack)
-    properties = [word for pair in TEAM.items() for word in ("--kafka-property", "=".join(pair))]
+    asyncio.run(write(stack, "watched", tmp_path / "owner", Size(tasks=2)))
+    let_read(stack, "watched")
+    properties = [word for pair in READER.items() for word in ("--kafka-property", "=".join(pair))]
     options = ("--bootstrap-servers", team_servers, *properties)
-    with dashboard(stack, "ours", tmp_path / "team", *options) as (browser, _):
+    with dashboard(stack, "watched", tmp_path / "team", *options) as (browser, _):
         run = browser.until("/api/run", lambda tree: tree["index"]["caught_up"])
-        assert (run["namespace"], run["tasks"]["submitted"]) == ("ours", 2)
+        assert (run["namespace"], run["tasks"]["submitted"]) == ("watched", 2)
         browser.until_answered("/api/waits")
         assert browser.get("/api/episodes/0/0")["turns"]
         assert browser.get("/api/topics")["items"]
