@@ -30,6 +30,7 @@ from headrace.schemas.topics import (
 from headrace.services.kafka.broker import Broker, Partition
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.connect import Connection
+from headrace.services.namespace.lookup import topics_of
 from headrace.services.namespace.retention import check_recipe, require_kept
 from headrace.services.namespace.run_life import RunLife, differing_keys, read_life
 
@@ -105,12 +106,13 @@ async def start_run(log: EventLog, recipe: Recipe, reason: str = "") -> RunLife:
 
 
 async def open_and_apply(
-    connection: Connection, topics: Topics, recipe: Recipe
+    connection: Connection, recipe: Recipe, namespace: str
 ) -> tuple[EventLog, RunLife]:
     """Applies a recipe, and registers the schemas meanwhile. Returns the log, opened for writing.
 
     Raises the errors of `apply` and `Connection.writing_log`.
     """
+    topics = topics_of(recipe, namespace)
     log, _ = await asyncio.gather(
         connection.writing_log(topics), make_topics(connection.log(topics), recipe)
     )

@@ -66,7 +66,7 @@ def apply(
             await asyncio.to_thread(fetch)
             if not no_check and await find_run(connection.log(topics)) is None:
                 await check_in_child(write_resolved(resolved, cluster.state), spawn, say)
-            _, life = await open_and_apply(connection, topics, resolved)
+            _, life = await open_and_apply(connection, resolved, namespace)
             return life.state
 
     state = asyncio.run(run())

@@ -27,7 +27,7 @@ from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.namespace.apply import lags, open_and_apply
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import connect
-from headrace.services.namespace.lookup import MOST_RUNS, topics_of
+from headrace.services.namespace.lookup import MOST_RUNS
 from headrace.services.namespace.run_life import RunLife, enter, follow_life
 from headrace.services.operate.autoscale.local_pool import LocalPool
 from headrace.services.operate.check.checking import check_in_child
@@ -171,10 +171,9 @@ class LocalRun:
             )
             if self.interrupted.is_set():
                 raise Interrupted("interrupted before the run began")
-            topics, ids = topics_of(self._recipe, namespace), connection.registry.known
-            log, self._life = await open_and_apply(connection, topics, self._recipe)
+            log, self._life = await open_and_apply(connection, self._recipe, namespace)
             self._settle_logs(namespace)
-            cluster = replace(cluster, namespace=namespace, schema_ids=ids)
+            cluster = replace(cluster, namespace=namespace, schema_ids=connection.registry.known)
             self._supervisor.send_cluster(cluster.to_json())
             self._status.name, self._status.progress = namespace, self.progress
             self._phase("running")
