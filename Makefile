@@ -34,6 +34,8 @@ $(SYNCED): uv.lock pyproject.toml
 	@echo "installing the locked packages into $(VENV) (torch is 5 GB on disk)"
 	@$(BIN)/uv sync --frozen --inexact --quiet --extra all
 	@touch $(SYNCED)
+	@echo "preparing for the first start: Kafka, the registry and their archives (once for a machine), bytecode"
+	@$(BIN)/python -m headrace.infra.local.archives & $(BIN)/headrace check quickstart > /dev/null 2>&1; wait
 
 quickstart: $(SYNCED)  ## watch a policy learn FrozenLake through Kafka
 	@$(BIN)/headrace run quickstart --check 'reward>=0.95' --check 'episodes<=3000'

@@ -172,7 +172,12 @@ def kafka_jars(
                 pool.shutdown(cancel_futures=True)
             for fetch in done:
                 fetch.result()
-    return Jars(tuple(folder / jar.file_name for jar in pins.kafka), bool(wanted))
+    return Jars(kafka_class_path(pins, cache), bool(wanted))
+
+
+def kafka_class_path(pins: Pins, cache: Path) -> tuple[Path, ...]:
+    """Returns the files of Kafka's class path, which may be missing."""
+    return tuple(cache / f"kafka-{KAFKA_VERSION}" / jar.file_name for jar in pins.kafka)
 
 
 def registry_jars(
@@ -186,7 +191,12 @@ def registry_jars(
         if fetched:
             on_progress(f"fetching Apicurio Registry {REGISTRY_VERSION} (109 MB, once)")
             _fetch_tree(pins, folder, cancelled)
-    return Jars((folder / f"{REGISTRY_FOLDER}-runner.jar",), fetched)
+    return Jars(registry_class_path(pins, cache), fetched)
+
+
+def registry_class_path(_pins: Pins, cache: Path) -> tuple[Path, ...]:
+    """Returns the file of the registry's class path, which may be missing."""
+    return (cache / REGISTRY_FOLDER / f"{REGISTRY_FOLDER}-runner.jar",)
 
 
 def maven_context(repository: Path, cancelled: threading.Event) -> MavenContext:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import hashlib
+import json
+import re
 import shutil
 import subprocess
+import tempfile
 import threading
 import time
 import uuid
@@ -13,10 +18,12 @@ from pathlib import Path
 
 from headrace.errors import DependencyError
 from headrace.infra.local.detached import Cancelled
+from headrace.infra.local.jars import KAFKA_VERSION
 from headrace.infra.local.java_runtime import JavaRuntime
 from headrace.services.base.files import describe_log, private
 
 HEAP = ("-Xms256m", "-Xmx512m")
+META = "meta.properties"
 MESSAGE_BYTES = 8 * 1024 * 1024
 _FORMAT_BOUND_S = 60
 _FORMAT_POLL_S = 0.02
@@ -89,21 +96,59 @@ def render_properties(port: int, controller_port: int, log_folder: str) -> str:
     return "".join(f"{key}={value}\n" for key, value in settings.items())
 
 
-def format_log(runtime: JavaRuntime, state: Path, log: Path, cancelled: threading.Event) -> None:
+def format_log(
+    runtime: JavaRuntime, state: Path, log: Path, cache: Path, cancelled: threading.Event
+) -> None:
     """Creates the empty log folder `<state>/kafka` if it is missing.
 
-    Raises DependencyError if that fails, and Cancelled once `cancelled` is set.
+    Kafka's tool does that once for a `cache`: all empty logs are equal but for their ids. Raises
+    DependencyError if that fails, and Cancelled once `cancelled` is set.
     """
     folder = state / "kafka"
     if folder.exists():
         return
     unfinished = state / "kafka-format"
     shutil.rmtree(unfinished, ignore_errors=True)
+    digest = hashlib.sha256(json.dumps([KAFKA_VERSION, _SETTINGS]).encode()).hexdigest()[:16]
+    template = cache / f"kafka-formatted-{digest}"
+    if template.exists():
+        shutil.copytree(template, unfinished)
+    else:
+        _run_format_tool(runtime, state, log, unfinished, cancelled)
+        _keep_template(unfinished, template)
+    meta = unfinished / META
+    meta.write_text(with_fresh_ids(meta.read_text()))
+    # The rename is atomic: if a process is killed meanwhile, there is no half formatted folder.
+    unfinished.rename(folder)
+
+
+def with_fresh_ids(meta: str) -> str:
+    """Returns the text of a log's `meta.properties` with other random ids, as every log has."""
+    return re.sub(r"(?m)^((?:cluster|directory)\.id)=.*$", lambda at: f"{at[1]}={_new_id()}", meta)
+
+
+def _new_id() -> str:
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+
+
+def _keep_template(formatted: Path, template: Path) -> None:
+    """Copies an empty log to the cache. Another process may do the same."""
+    scratch = Path(tempfile.mkdtemp(prefix=f"{template.name}.", dir=template.parent))
+    try:
+        shutil.copytree(formatted, scratch / "log")
+        with contextlib.suppress(OSError):  # the other process was first
+            (scratch / "log").rename(template)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _run_format_tool(
+    runtime: JavaRuntime, state: Path, log: Path, unfinished: Path, cancelled: threading.Event
+) -> None:
     properties = state / "kafka-format.properties"
     properties.write_text(render_properties(1, 2, unfinished.name))  # the ports are not used
-    cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     # With "=", because an id may begin with a dash. Formatting does not record a start-up archive.
-    tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster}", "-c", str(properties)]
+    tool = ["kafka.tools.StorageTool", "format", f"--cluster-id={_new_id()}", "-c", str(properties)]
     command = replace(runtime, recording=None).command(state, "kafka", [*_QUIET, *tool])
     deadline = time.monotonic() + _FORMAT_BOUND_S
     with (
@@ -129,8 +174,6 @@ def format_log(runtime: JavaRuntime, state: Path, log: Path, cancelled: threadin
                 )
     if process.returncode != 0:
         raise DependencyError(f"formatting Kafka's log failed; {describe_log(log)}")
-    # The rename is atomic: if a process is killed meanwhile, there is no half formatted folder.
-    unfinished.rename(folder)
     properties.unlink()
 
 

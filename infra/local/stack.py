@@ -46,13 +46,15 @@ def up(
     registry_port: int | None = None,
     owner_pid: int | None = None,
     cancelled: Callable[[], bool] = lambda: False,
+    record_archives: bool = False,
 ) -> LocalStack:
     """Finds the stack of `state`, or starts the servers that are missing, with their old data.
 
     `on_progress` receives one line at a time, from several threads. If a port is None, the server
     uses the port that it had, else the usual one (9092, 8081), else a free one; 0 leaves the usual
     one out. A stack that this call starts ends when the process `owner_pid` ends, even if that is
-    killed. A stack that already runs keeps its owner.
+    killed. A stack that already runs keeps its owner. With `record_archives`, servers without a
+    start-up archive start slower, and write one when they end, which takes seconds.
 
     Raises UsageError if a given port is taken or the extra `local` is not installed,
     DependencyError if jars can't be fetched or a server does not start, Cancelled once
@@ -70,7 +72,7 @@ def up(
     def interrupted() -> bool:
         return interrupts.noted or cancelled()
 
-    start = Start(state, on_progress, asked, owner, interrupted)
+    start = Start(state, on_progress, asked, owner, interrupted, record_archives)
     try:
         with interrupts, processes.locked(state / "stack.lock", _LOCK_BOUND_S, interrupted):
             start.run()

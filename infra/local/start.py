@@ -38,6 +38,7 @@ class ServerKind:
     version: str
     usual_port: int
     heap: tuple[str, ...]
+    class_path: Callable[[jars.Pins, Path], tuple[Path, ...]]
     fetch: Callable[[jars.Pins, Path, Callable[[str], None], threading.Event], jars.Jars]
     command: Callable[[runtime.JavaRuntime, Path, int], list[str]]
     is_ready: Callable[[Path, int], bool]
@@ -45,13 +46,13 @@ class ServerKind:
 
 KINDS: dict[record.ServerName, ServerKind] = {
     "kafka": ServerKind(
-        "Kafka", jars.KAFKA_VERSION, 9092, kafka.HEAP, jars.kafka_jars,
+        "Kafka", jars.KAFKA_VERSION, 9092, kafka.HEAP, jars.kafka_class_path, jars.kafka_jars,
         lambda run, state, port: kafka.command(run, state, port, processes.free_port(port)),
         lambda log, _: kafka.is_ready(log),
     ),
     "registry": ServerKind(
-        "the registry", jars.REGISTRY_VERSION, 8081, registry.HEAP, jars.registry_jars,
-        registry.command, registry.is_ready,
+        "the registry", jars.REGISTRY_VERSION, 8081, registry.HEAP, jars.registry_class_path,
+        jars.registry_jars, registry.command, registry.is_ready,
     ),
 }  # fmt: skip
 
@@ -65,6 +66,7 @@ class Start:
     asked: record.Ports
     owner: ProcessId | None
     interrupted: Callable[[], bool]  # only the thread of `run` calls it
+    records: bool = False  # whether it records the start-up archives that are missing
     stack: record.Stack = record.NOTHING
     missing: list[record.ServerName] = field(default_factory=list)
     changing: threading.Lock = field(default_factory=threading.Lock)
@@ -183,15 +185,12 @@ class Start:
         """
         kind = KINDS[name]
         found = kind.fetch(jars.load_pins(), self.cache, self.on_progress, self.cancelled)
-        # Recording makes the start and the end slower. A newcomer waits for the very first start,
-        # and an owner waits for the end, so neither of them records.
-        may_record = not found.fetched and self.stack.owner is None
         run = runtime.prepare(
-            name, self.java, found.class_path, kind.heap, self.cache, may_record=may_record
+            name, self.java, found.class_path, kind.heap, self.cache, may_record=self.records
         )
         log = self._clear(name)
         if name == "kafka":
-            kafka.format_log(run, self.state, log, self.cancelled)
+            kafka.format_log(run, self.state, log, self.cache, self.cancelled)
         fixed = self._fixed_port(name)
         for attempt in range(1, _PORT_ATTEMPTS + 1):
             port = self._choose_port(name, fixed)

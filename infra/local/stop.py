@@ -13,7 +13,7 @@ from headrace.infra.local import stack_record as record
 
 STOP_BOUND_S = 20.0
 _UNREADY_BOUND_S = 2.0  # a server that is still starting has nothing to finish
-_RECORDING_BOUND_S = 60.0  # a Java process writes its start-up archive as it ends
+_RECORDING_BOUND_S = 240.0  # as it ends, Java writes its archive: 8 s, but longer on a busy machine
 
 
 def take_down(
@@ -24,7 +24,7 @@ def take_down(
     if stack.guard and stack.guard.pid != os.getpid():
         processes.stop([stack.guard], STOP_BOUND_S)
     if any(server.serves and server.recording for server in stack.servers.values()):
-        on_progress("writing Java start-up archives (once; they make later starts faster)")
+        on_progress("writing Java start-up archives")
     ran = any(server.process.alive for server in stack.servers.values())
     stop_servers(list(stack.servers.values()))
     (state / record.FILE).unlink(missing_ok=True)

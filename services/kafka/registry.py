@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -36,11 +37,11 @@ T = TypeVar("T")
 class Registry(SchemaRegistry):
     """A client of one registry. Safe to call from several threads."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, known: Mapping[str, int] | None = None) -> None:
         """`url` is the base URL; several URLs, separated by commas, are tried in turn.
 
         It has a path, a user and a password (`https://user:password@host/`) if the registry needs
-        them.
+        them. `known` is what another client of this registry has `known`.
 
         Raises UsageError if it is not an HTTP URL.
         """
@@ -59,6 +60,9 @@ class Registry(SchemaRegistry):
             raise UsageError(
                 f"{self._url!r} is not the URL of a schema registry. Write it like http://host:8081"
             ) from error
+        self.known: dict[str, int] = dict(known or {})
+        """Ids that the registry has assigned, by a digest of the subject and the schema. They never
+        change, so they are not requested again."""
         self._unknown: dict[int, float] = {}
         """By id: the monotonic time until which it is not requested. The client caches the rest."""
 
@@ -78,14 +82,20 @@ class Registry(SchemaRegistry):
         )
         if schema_id is None:
             raise DependencyError(f"the schema registry at {self._url} did not {what}")
+        self.known[_key(subject, avsc_text)] = schema_id
         return schema_id
 
     def lookup(self, subject: str, avsc_text: str) -> int | None:
-        found = self._ask(
-            lambda: self._client.lookup_schema(subject, _schema(avsc_text)),
-            f"look up subject {subject}",
-        )
-        return None if found is None else found.schema_id
+        key = _key(subject, avsc_text)
+        if key not in self.known:
+            found = self._ask(
+                lambda: self._client.lookup_schema(subject, _schema(avsc_text)),
+                f"look up subject {subject}",
+            )
+            if found is None or found.schema_id is None:
+                return None
+            self.known[key] = found.schema_id
+        return self.known[key]
 
     def schema(self, schema_id: int) -> str | None:
         if not 0 <= schema_id < _MAX_ID or time.monotonic() < self._unknown.get(schema_id, 0.0):
@@ -133,6 +143,10 @@ class Registry(SchemaRegistry):
         if status == HTTPStatus.UNPROCESSABLE_ENTITY:
             return UsageError(message)
         return DependencyError(message)
+
+
+def _key(subject: str, avsc_text: str) -> str:
+    return hashlib.sha256(f"{subject}\n{avsc_text}".encode()).hexdigest()[:16]
 
 
 def _schema(avsc_text: str) -> Schema:

@@ -6,6 +6,7 @@ its topics exist, and each consumer group has committed offsets in them.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +29,8 @@ from headrace.schemas.topics import (
 )
 from headrace.services.kafka.broker import Broker, Partition
 from headrace.services.log.event_log import EventLog
+from headrace.services.namespace.connect import Connection
+from headrace.services.namespace.lookup import topics_of
 from headrace.services.namespace.retention import check_recipe, require_kept
 from headrace.services.namespace.run_life import RunLife, differing_keys, read_life
 
@@ -66,6 +69,15 @@ async def apply(log: EventLog, recipe: Recipe, reason: str = "") -> RunLife:
     The record of the start contains `reason`. Raises UsageError if the namespace has a run of
     another recipe or other numbers of partitions, or if its topics would lose needed records.
     """
+    await make_topics(log, recipe)
+    return await start_run(log, recipe, reason)
+
+
+async def make_topics(log: EventLog, recipe: Recipe) -> None:
+    """Does what `apply` does before the run starts. It writes no event, so `log` may be read-only.
+
+    Raises the same errors as `apply`.
+    """
     existing = await find_run(log)
     if existing is not None:
         require_same(existing, recipe, log.topics.namespace)
@@ -77,6 +89,13 @@ async def apply(log: EventLog, recipe: Recipe, reason: str = "") -> RunLife:
         {topic.name: (topic.partitions, topic_configuration(topic.topic)) for topic in log.topics}
     )
     await commit_first_offsets(log.broker, log.topics)
+
+
+async def start_run(log: EventLog, recipe: Recipe, reason: str = "") -> RunLife:
+    """Starts the run of a namespace with all its topics, unless it has started.
+
+    The record of the start contains `reason`. Raises UsageError if it has another recipe.
+    """
     life = await read_life(log)
     if life.started is None:
         await log.send(_started(log.topics.namespace, recipe, reason))
@@ -84,6 +103,20 @@ async def apply(log: EventLog, recipe: Recipe, reason: str = "") -> RunLife:
         life = await read_life(log)
     require_same(life, recipe, log.topics.namespace)
     return life
+
+
+async def open_and_apply(
+    connection: Connection, recipe: Recipe, namespace: str
+) -> tuple[EventLog, RunLife]:
+    """Applies a recipe, and registers the schemas meanwhile. Returns the log, opened for writing.
+
+    Raises the errors of `apply` and `Connection.writing_log`.
+    """
+    topics = topics_of(recipe, namespace)
+    log, _ = await asyncio.gather(
+        connection.writing_log(topics), make_topics(connection.log(topics), recipe)
+    )
+    return log, await start_run(log, recipe)
 
 
 async def find_run(log: EventLog) -> RunLife | None:

@@ -69,6 +69,8 @@ class ClusterConfig:
     """The namespace. None means the recipe's name."""
     kafka_properties: Mapping[str, str] = field(default_factory=dict)
     """Properties of librdkafka, for example `security.protocol`."""
+    schema_ids: Mapping[str, int] = field(default_factory=dict)
+    """What `headrace run` knows of the registry, so that its processes need not ask again."""
 
     def __post_init__(self) -> None:
         if self.namespace is not None and not NAME.match(self.namespace):

@@ -70,7 +70,7 @@ async def connect(cluster: ClusterConfig, source: str) -> AsyncIterator[Connecti
     assert cluster.registry_url is not None
     for name, secret in cluster.secrets():
         REDACTOR.add(name, secret)
-    registry = Registry(cluster.registry_url)
+    registry = Registry(cluster.registry_url, cluster.schema_ids)
     broker = KafkaBroker(
         KafkaSettings(cluster.bootstrap_servers, f"headrace-{source}", cluster.kafka_properties)
     )

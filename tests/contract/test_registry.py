@@ -199,6 +199,22 @@ def test_answers_are_kept(registry_url: str, subject: str) -> None:
     assert registry.schema(2_000_000_000) is unknown is None
 
 
+def test_what_another_client_knows_is_not_requested_again(registry_url: str, subject: str) -> None:
+    first, other = Registry(registry_url), f"other-{subject}"
+    schema_id = first.register(subject, RUN_STATE)
+    assert first.lookup(other, RUN_STATE) is None
+    first.close()
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        second = Registry(f"http://127.0.0.1:{closed.getsockname()[1]}", first.known)
+        assert second.lookup(subject, RUN_STATE) == schema_id
+        changed_schema = changed({"name": "more", "type": "int", "default": 0})
+        for unknown in ((other, RUN_STATE), (subject, changed_schema)):
+            with pytest.raises(DependencyError):
+                second.lookup(*unknown)
+        second.close()
+
+
 def test_a_registry_out_of_reach_is_named_without_its_password() -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

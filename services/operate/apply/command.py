@@ -45,8 +45,7 @@ def apply(
     import asyncio
     from functools import partial
 
-    from headrace.services.namespace.apply import apply as apply_recipe
-    from headrace.services.namespace.apply import find_run
+    from headrace.services.namespace.apply import find_run, open_and_apply
     from headrace.services.namespace.cluster_config import read_recipe, write_resolved
     from headrace.services.namespace.connect import connect, locate
     from headrace.services.namespace.lookup import topics_of
@@ -67,8 +66,8 @@ def apply(
             await asyncio.to_thread(fetch)
             if not no_check and await find_run(connection.log(topics)) is None:
                 await check_in_child(write_resolved(resolved, cluster.state), spawn, say)
-            log = await connection.writing_log(topics)
-            return (await apply_recipe(log, resolved)).state
+            _, life = await open_and_apply(connection, resolved, namespace)
+            return life.state
 
     state = asyncio.run(run())
     if as_json:

@@ -29,6 +29,7 @@ from typing import NoReturn
 
 from headrace.errors import HeadraceError
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.kafka.registry import Registry
 from headrace.services.namespace.cluster_config import read_recipe
 from headrace.services.operate.processes import MESSAGE_LIMIT, headrace_command, with_parent
 from headrace.services.operate.run.children import services_of
@@ -92,6 +93,8 @@ def import_services(recipe: Recipe) -> None:
     for service in services_of(recipe):
         with contextlib.suppress(ImportError, HeadraceError):
             load_service(service, shipped)
+    # Its HTTP client imports most of itself only when a client is made. This one connects nowhere.
+    Registry("http://127.0.0.1").close()
 
 
 def fork_on_request(channel: socket.socket) -> list[str] | None:

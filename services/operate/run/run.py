@@ -24,10 +24,10 @@ from headrace.services.base.concurrency import until_first
 from headrace.services.base.files import private_folder
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
-from headrace.services.namespace.apply import apply, lags
+from headrace.services.namespace.apply import lags, open_and_apply
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import connect
-from headrace.services.namespace.lookup import MOST_RUNS, topics_of
+from headrace.services.namespace.lookup import MOST_RUNS
 from headrace.services.namespace.run_life import RunLife, enter, follow_life
 from headrace.services.operate.autoscale.local_pool import LocalPool
 from headrace.services.operate.check.checking import check_in_child
@@ -169,15 +169,15 @@ class LocalRun:
             namespace = await choose_namespace(
                 connection, self._recipe, self._cluster.namespace, self._stack.ours, self._view.say
             )
-            log = await connection.writing_log(topics_of(self._recipe, namespace))
             if self.interrupted.is_set():
                 raise Interrupted("interrupted before the run began")
-            self._life = await apply(log, self._recipe)
+            log, self._life = await open_and_apply(connection, self._recipe, namespace)
             self._settle_logs(namespace)
-            self._supervisor.send_cluster(replace(cluster, namespace=namespace).to_json())
+            cluster = replace(cluster, namespace=namespace, schema_ids=connection.registry.known)
+            self._supervisor.send_cluster(cluster.to_json())
             self._status.name, self._status.progress = namespace, self.progress
             self._phase("running")
-            async with self._following(log, replace(cluster, namespace=namespace)):
+            async with self._following(log, cluster):
                 reason = await self._until_stop()
                 if reason is not None:
                     await self._end(log, reason)

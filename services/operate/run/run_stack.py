@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from headrace.errors import DependencyError, Interrupted, UsageError
 from headrace.infra import local
+from headrace.infra.local import archives
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import locate
 
@@ -72,6 +73,7 @@ class RunStack:
         """Stops the stack if this run started it."""
         if self.ours:
             await asyncio.to_thread(local.down, self.cluster.state)
+            archives.record_later()
 
 
 @asynccontextmanager

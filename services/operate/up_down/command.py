@@ -62,6 +62,9 @@ def down(state: str, wipe: bool) -> None:
       headrace down --wipe
     """
     from headrace.infra import local
+    from headrace.infra.local import archives
 
     stopped = local.down(Path(state), wipe=wipe)
+    if stopped:
+        archives.record_later()
     say("stopped" if stopped else f"no local stack was running in {state}")

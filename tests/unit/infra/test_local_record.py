@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -138,6 +139,38 @@ def test_archive_is_recorded_once_and_then_used(tmp_path: Path) -> None:
     assert command[-3:] == ["-cp", "/a.jar", "Main"]
     assert prepare(tmp_path, "/other/java").archive != second.archive
     assert prepare(tmp_path, "/other/java", may_record=False).recording is None
+
+
+def a_java(folder: Path, release: str) -> Path:
+    """Makes what tells a build of Java from others."""
+    for name, text in (("release", release), ("lib/modules", "m"), ("lib/server/libjvm.so", "so")):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder / "bin" / "java"
+
+
+def test_environments_with_the_same_java_share_an_archive(tmp_path: Path) -> None:
+    one, same, newer = (
+        prepare(tmp_path, str(a_java(tmp_path / name, version))).archive
+        for name, version in (("one", "25.0.2"), ("same", "25.0.2"), ("newer", "25.0.3"))
+    )
+
+    assert one == same != newer
+
+
+def test_each_log_gets_ids_of_its_own() -> None:
+    meta = "#\n#Tue\ncluster.id=HuGojoWxT1qa2FtEzGTvwQ\ndirectory.id=-x\nnode.id=1\nversion=1\n"
+
+    made = [dict(line.split("=") for line in kafka.with_fresh_ids(meta).split()[2:]) for _ in "ab"]
+
+    assert [one.keys() for one in made] == [
+        {"cluster.id", "directory.id", "node.id", "version"}
+    ] * 2
+    assert all(one["node.id"] == one["version"] == "1" for one in made)
+    ids = {one[name] for one in made for name in ("cluster.id", "directory.id")}
+    assert len(ids) == 4
+    assert all(len(base64.urlsafe_b64decode(f"{one}==")) == 16 for one in ids)
 
 
 def test_archive_cut_short_is_dropped(tmp_path: Path) -> None:
