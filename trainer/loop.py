@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.checkpoint import Checkpoints
@@ -97,7 +97,7 @@ class Trainer:
             except Stopped:
                 return
             PHASES.enter(policy, "publish")
-            fields = {
+            fields: dict[str, Any] = {
                 "reason": reason,
                 "updates": self._learner.updates_done - done,
                 "wait_s": began - started,

@@ -33,6 +33,11 @@ async def run(
     """
     name = _policy_name(context, policy)
     settings = context.recipe.policies[name]
+    if settings.training is not None and settings.training.external:
+        raise UsageError(
+            f"policies.{name}.training.external says that another trainer trains this policy: "
+            "start that one, or remove the key for a new run"
+        )
     folder = model_folder(settings.model, weights=True)
     async with sole_publisher(context, name) as publisher:
         publisher.history.skipped.update(skipped)

@@ -41,7 +41,9 @@ ORDER = (
     "services.operate",
     "trajectories",
     "async_client",
+    "loop_thread",
     "client",
+    "trainer_client",
     "",
 )
 """Below `headrace`, lowest first: each imports only what stands before it. Services that stand side
