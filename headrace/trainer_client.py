@@ -30,6 +30,7 @@ from types import MappingProxyType
 
 from headrace.loop_thread import LoopThread
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.models.weights import model_folder
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect, locate
 from headrace.services.namespace.lookup import find_namespace
@@ -116,6 +117,14 @@ class TrainerClient:
         return self._context.recipe
 
     @property
+    def model_folder(self) -> Path:
+        """The folder of the policy's model: configuration, tokenizer, and weights if it has some.
+
+        Without weights, version 0 is random, from the recipe's seed.
+        """
+        return model_folder(self.recipe.policies[self._trainer.policy].model, weights=True)
+
+    @property
     def newest(self) -> int | None:
         """The newest version that was published before this client opened; None if none was."""
         return self._trainer.newest
@@ -200,7 +209,7 @@ async def _open(
         life.require_open(topics.namespace)
         recipe = life.recipe()
         name = trained_elsewhere(recipe, policy)
-        await asyncio.to_thread(partial(fetch_models, recipe, cluster, logger.info, weights=False))
+        await asyncio.to_thread(partial(fetch_models, recipe, cluster, logger.info))
         context = await open_context(
             *(connection, recipe, replace(cluster, namespace=topics.namespace)),
             *(stop, asyncio.Event(), asyncio.Event()),

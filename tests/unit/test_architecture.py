@@ -39,6 +39,7 @@ ORDER = (
         "trainer",
     ),
     "services.operate",
+    "conformance",
     "trajectories",
     "async_client",
     "loop_thread",

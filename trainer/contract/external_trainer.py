@@ -69,6 +69,11 @@ class ExternalTrainer:
         """Seconds that the trainer waited for that batch, and when it got it."""
 
     @property
+    def policy(self) -> str:
+        """The policy that is trained."""
+        return self._session.policy
+
+    @property
     def version(self) -> int:
         """The version that the trainer stands at."""
         return self._session.version

@@ -69,6 +69,24 @@ class PackedMicroBatch:
         table = np.array([*(one.temperature for one in self.samplings), 1.0], dtype=np.float32)
         return table[self.sampling]
 
+    def allowed(self, vocabulary: int) -> Bools:
+        """Returns [len(samplings), vocabulary] bool: the token ids that each sampling allows.
+
+        The logits of other ids are minus infinity before a logprob is computed. Raises UsageError
+        if a sampling has a JSON schema, whose masks depend on the tokens before.
+        """
+        table = np.ones((len(self.samplings), vocabulary), dtype=np.bool_)
+        for row, sampling in zip(table, self.samplings, strict=True):
+            if sampling.json_schema:
+                raise UsageError(
+                    "a token was sampled under a JSON schema, so its mask depends on the tokens "
+                    "before it. Compute it from `samplings`, or let the agent send no schema"
+                )
+            if sampling.allowed:
+                row[:] = False
+                row[np.frombuffer(sampling.allowed, "<i4")] = True
+        return table
+
 
 def plan(batch: TrainingBatch, ranks: int, max_tokens: int) -> list[list[PackedMicroBatch]]:
     """Returns the micro-batches of each rank: [ranks][M], the same number M for all.
