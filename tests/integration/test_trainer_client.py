@@ -106,9 +106,11 @@ def test_stop_ends_the_batches(
 
     async def scenario() -> None:
         cluster = ClusterConfig(state=tmp_path).connected(*address)
-        async with connect(cluster, "test") as connection:
-            async with fed_namespace(connection, recipe, "default", namespace):
-                assert await asyncio.to_thread(wait_for_nothing) == []
+        async with (
+            connect(cluster, "test") as connection,
+            fed_namespace(connection, recipe, "default", namespace),
+        ):
+            assert await asyncio.to_thread(wait_for_nothing) == []
 
     asyncio.run(asyncio.wait_for(scenario(), BOUND_S))
 

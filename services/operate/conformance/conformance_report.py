@@ -152,6 +152,8 @@ def _try(
     happened, ended = "", True
     try:
         wait((future, running), rule.limit_s + GRACE_S, FIRST_COMPLETED)
+        if future.cancelled():  # by the plug-in, or because the loop has ended
+            wait((running,), GRACE_S)
         if running.done():  # asyncio lets nothing else end a loop
             running.result()
         future.result(0)

@@ -166,7 +166,8 @@ class TrainerTrial:
     async def _trial(
         self, name: str, act: Callable[[FedNamespace, StrangerProcess], Awaitable[None]]
     ) -> tuple[ObservedRun, bytes]:
-        namespace = f"conformance-{uuid.uuid4().hex[:8]}-{name}"
+        prefix = self.cluster.namespace or "conformance"
+        namespace = f"{prefix}-{uuid.uuid4().hex[:8]}-{name}"
         folder = self.folder / name
         (folder / "work").mkdir(parents=True)
         async with fed_namespace(self.connection, self.recipe, self.policy, namespace) as fed:
