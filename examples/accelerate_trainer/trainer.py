@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +110,7 @@ def saved_checkpoints() -> list[Checkpoint]:
 
 
 def main(client: TrainerClient) -> None:
-    """Trains until the run ends, or until SIGTERM."""
-    signal.signal(signal.SIGTERM, lambda *_: client.stop())
+    """Trains until the run ends. SIGTERM may end it at any moment: nothing is lost."""
     policy = client.recipe.policies["default"]
     trainer = GrpoTrainer(client.model_folder, policy.seed)
     start = client.resume(saved_checkpoints())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,33 @@ def test_a_seeded_fault_fails_by_its_name(
     report = try_trainer(local_stack, tmp_path, 60, str(FOREIGN), fault)
 
     assert rule in broken(report) if rule else broken(report) == [], report
+
+
+@pytest.mark.long
+def test_the_trainer_on_accelerate_learns(
+    local_stack: local.LocalStack, namespace: str, tmp_path: Path
+) -> None:
+    recipe = ACCELERATE.with_name("quickstart.toml")
+    headrace = (sys.executable, "-m", "headrace")
+    address = {
+        "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
+        "HEADRACE_REGISTRY_URL": local_stack.registry_url,
+        "HEADRACE_NAMESPACE": namespace,
+        "HEADRACE_STATE": str(tmp_path / "state"),
+    }
+    variables = os.environ | address
+    subprocess.run([*headrace, "apply", recipe], check=True, timeout=BOUND_S, env=variables)
+    with (tmp_path / "output").open("wb") as output:
+        trainer = subprocess.Popen(
+            [sys.executable, ACCELERATE], cwd=tmp_path, env=variables, stdout=output, stderr=output
+        )
+        try:
+            run = [*headrace, "run", recipe, "--quiet", "--check", "reward>=0.95"]
+            subprocess.run(run, check=True, timeout=BOUND_S, env=variables)
+            assert trainer.wait(BOUND_S) == 0, (tmp_path / "output").read_text()
+        finally:
+            trainer.kill()
+            trainer.wait()
 
 
 @pytest.mark.long

@@ -143,7 +143,9 @@ def skips_a_poison_batch(evidence: TrainerEvidence) -> str:
         versions = run.effective()
         first = next((o for o in run.publications if o.version == evidence.poison), None)
         before = versions.get(evidence.poison - 1)
-        if first is None or before is None:
+        if before is None:
+            raise NotChecked(f"version {evidence.poison - 1} before it is missing")
+        if first is None:
             return f"version {evidence.poison}, whose advantages are infinite, was not published"
         if first.event.status != "skipped":
             return f"version {evidence.poison} is {first.event.status!r}, its batch is poison"
