@@ -92,7 +92,7 @@ class TrainerClient:
             stack = AsyncExitStack()
             closing.callback(lambda: self._thread.wait(stack.aclose()))
             opening = stack.enter_async_context(_open(cluster, policy, self._stop))
-            self._context, self._trainer = self._thread.wait(opening)
+            self._context, self._trainer, self._follower = self._thread.wait(opening)
             self._stopping = self._thread.wait(_task_of(self._stop))
             self._closing = closing.pop_all()
 
@@ -143,10 +143,12 @@ class TrainerClient:
 
         It ends when the run has ended, or after `stop`. Batches that can't be used are skipped
         without being yielded. Raises UsageError if so many batches in a row were skipped that
-        something is wrong (`training.max_skipped`), and RecordsLost if the log lacks a batch.
+        something is wrong (`training.max_skipped`), RecordsLost if the log lacks a batch, and
+        DependencyError if the state of the run can no longer be followed.
         """
         while (batch := self._thread.wait(self._trainer.next(self._stopping))) is not None:
             yield batch
+        self._thread.wait(_result_of(self._follower))
 
     def publish(
         self,
@@ -191,6 +193,12 @@ async def _task_of(stop: asyncio.Event) -> asyncio.Task[bool]:
     return asyncio.create_task(_true_after(stop))
 
 
+async def _result_of(task: asyncio.Task[None]) -> None:
+    """Raises the error of a task that has failed."""
+    if task.done():
+        await task
+
+
 async def _true_after(stop: asyncio.Event) -> bool:
     await stop.wait()
     return True
@@ -199,8 +207,11 @@ async def _true_after(stop: asyncio.Event) -> bool:
 @asynccontextmanager
 async def _open(
     cluster: ClusterConfig, policy: str | None, stop: asyncio.Event
-) -> AsyncIterator[tuple[ServiceContext, ExternalTrainer]]:
-    """Opens a run as its trainer. `stop` is set when the run ends."""
+) -> AsyncIterator[tuple[ServiceContext, ExternalTrainer, asyncio.Task[None]]]:
+    """Opens a run as its trainer. `stop` is set when the run ends.
+
+    The task follows the run, and fails if that is no longer possible.
+    """
     began_s = time.time()
     cluster = await asyncio.to_thread(locate, cluster)
     worker = f"trainer-{socket.gethostname()}-{os.getpid()}"
@@ -222,7 +233,7 @@ async def _open(
             trainer = ExternalTrainer(context.log, recipe, publisher)
             follower = asyncio.create_task(_stop_at_end(context))
             try:
-                yield context, trainer
+                yield context, trainer, follower
             finally:
                 follower.cancel()
                 await asyncio.gather(follower, return_exceptions=True)

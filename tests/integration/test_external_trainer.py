@@ -17,6 +17,7 @@ from headrace.errors import Fenced, UsageError
 from headrace.schemas.events import PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.models.weights import weights_digest
+from headrace.services.operate.run.children import child_specs
 from headrace.trainer import service
 from headrace.trainer.checkpoint import Checkpoint
 from headrace.trainer.contract.external_trainer import ExternalTrainer, trained_elsewhere
@@ -296,3 +297,10 @@ def test_keys_that_only_our_trainer_reads_are_refused() -> None:
     with pytest.raises(ValueError, match="`learning_rate`, `epochs`: only Headrace's own trainer"):
         external(learning_rate=0.1, epochs=2)
     assert external(full_every=1, teacher_s=5.0) is not None
+
+
+def test_a_run_starts_no_trainer_for_such_a_policy() -> None:
+    names = [spec.name for spec in child_specs(RECIPE, Path("recipe.json"))]
+    assert "trainer-fixed" in names
+    assert "trainer-learner" not in names
+    assert "assemble-batches-learner" in names
