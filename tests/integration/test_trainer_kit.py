@@ -63,7 +63,7 @@ def test_a_seeded_fault_fails_by_its_name(
 def test_the_trainer_on_accelerate_learns(
     local_stack: local.LocalStack, namespace: str, tmp_path: Path
 ) -> None:
-    recipe = ACCELERATE.with_name("quickstart.toml")
+    recipe = str(ACCELERATE.with_name("quickstart.toml"))
     headrace = (sys.executable, "-m", "headrace")
     address = {
         "HEADRACE_BOOTSTRAP_SERVERS": local_stack.bootstrap_servers,
