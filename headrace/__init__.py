@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         BlobError,
         DependencyError,
         EnvironmentFailed,
+        Fenced,
         HeadraceError,
         InfrastructureError,
         RecordsLost,
@@ -58,14 +59,18 @@ if TYPE_CHECKING:
     from headrace.stream_jobs.advantages import TurnAdvantage
     from headrace.stream_jobs.filters import Group
     from headrace.stream_jobs.selection import Candidates
+    from headrace.trainer.checkpoint import Checkpoint
+    from headrace.trainer.contract.packed_plan import PackedMicroBatch, plan
+    from headrace.trainer.contract.training_batch import SampleOrigin, TrainingBatch
     from headrace.trainer.losses.loss import Loss, MicroBatch
+    from headrace.trainer_client import TrainerClient
     from headrace.trajectories import PathArrays, Trajectory, TurnArrays
 
 _MODULES = {
     "headrace.async_client": ("AsyncClient", "SubmittedTask"),
     "headrace.client": ("Client",),
     "headrace.errors": (
-        "BlobError", "DependencyError", "EnvironmentFailed", "HeadraceError",
+        "BlobError", "DependencyError", "EnvironmentFailed", "Fenced", "HeadraceError",
         "InfrastructureError", "RecordsLost", "UsageError",
     ),
     "headrace.schemas.untrusted.artifact_names": ("matches",),
@@ -92,7 +97,11 @@ _MODULES = {
     "headrace.stream_jobs.advantages": ("TurnAdvantage",),
     "headrace.stream_jobs.filters": ("Group",),
     "headrace.stream_jobs.selection": ("Candidates",),
+    "headrace.trainer.checkpoint": ("Checkpoint",),
+    "headrace.trainer.contract.packed_plan": ("PackedMicroBatch", "plan"),
+    "headrace.trainer.contract.training_batch": ("SampleOrigin", "TrainingBatch"),
     "headrace.trainer.losses.loss": ("Loss", "MicroBatch"),
+    "headrace.trainer_client": ("TrainerClient",),
     "headrace.trajectories": ("PathArrays", "Trajectory", "TurnArrays"),
 }  # fmt: skip
 """Module to the names that it gives: the imports above, as they are made at run time."""
@@ -105,6 +114,7 @@ __all__ = [
     "BlobError",
     "Candidates",
     "Capacity",
+    "Checkpoint",
     "Client",
     "Collecting",
     "Conversation",
@@ -117,6 +127,7 @@ __all__ = [
     "Environment",
     "EnvironmentFailed",
     "Episode",
+    "Fenced",
     "Generation",
     "Group",
     "GroupClosed",
@@ -130,9 +141,11 @@ __all__ = [
     "Named",
     "NoScore",
     "Observation",
+    "PackedMicroBatch",
     "PathArrays",
     "RecordsLost",
     "Resumable",
+    "SampleOrigin",
     "Sandbox",
     "SandboxEnded",
     "Settings",
@@ -140,6 +153,8 @@ __all__ = [
     "TaskFile",
     "TaskView",
     "Tool",
+    "TrainerClient",
+    "TrainingBatch",
     "Trajectory",
     "TurnAdvantage",
     "TurnArrays",
@@ -147,6 +162,7 @@ __all__ = [
     "Weights",
     "check_prompt",
     "matches",
+    "plan",
     "play_episode",
 ]
 

@@ -15,23 +15,18 @@ asynchronous iterators. Reading leaves no trace in the namespace: no consumer gr
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from headrace.async_client import AsyncClient
-from headrace.errors import UsageError
+from headrace.loop_thread import LoopThread
 from headrace.schemas.recipe.recipe import Recipe
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-CLOSE_S = 10.0
-"""Seconds that the loop's thread may take to end."""
 
 
 def _waiting(
@@ -58,7 +53,7 @@ def _iterating(
             while (item := client._wait(anext(items, None))) is not None:
                 yield item
         finally:
-            if not client._loop.is_closed():
+            if not client._thread.loop.is_closed():
                 client._wait(items.aclose())
 
     return iterate
@@ -84,11 +79,9 @@ class Client:
         self._async = AsyncClient(
             bootstrap, registry, namespace, source=source, state=state, properties=properties
         )
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="headrace", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread()
         with ExitStack() as closing:
-            closing.callback(self._end_loop)
+            closing.callback(self._thread.close)
             self._wait(self._async.__aenter__())
             closing.callback(lambda: self._wait(self._async.__aexit__()))
             self._closing = closing.pop_all()
@@ -122,22 +115,4 @@ class Client:
     versions = _waiting(AsyncClient.versions)
 
     def _wait(self, work: Awaitable[T]) -> T:
-        if self._loop.is_closed():
-            if isinstance(work, Coroutine):
-                work.close()
-            raise UsageError("the client is closed: make a new one")
-
-        async def run() -> T:
-            return await work
-
-        future = asyncio.run_coroutine_threadsafe(run(), self._loop)
-        try:
-            return future.result()
-        finally:
-            future.cancel()  # It does nothing unless Ctrl-C ended the wait: then the work ends too.
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(CLOSE_S)
-        if not self._thread.is_alive():
-            self._loop.close()
+        return self._thread.wait(work)

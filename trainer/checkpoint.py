@@ -13,9 +13,10 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headrace.errors import DependencyError
 from headrace.services.base.files import file_digest, sync_path
@@ -35,6 +36,15 @@ class Checkpoint:
     """The next batch is at this offset of its topic, or later."""
     digest: bytes
     """`weights_digest` of the version's weights."""
+
+    def to_tree(self) -> dict[str, Any]:
+        """Returns the checkpoint as JSON values."""
+        return {"version": self.version, "offset": self.offset, "digest": self.digest.hex()}
+
+    @classmethod
+    def of_tree(cls, tree: Mapping[str, Any]) -> Checkpoint:
+        """Returns what `to_tree` wrote. Raises ValueError, KeyError or TypeError for others."""
+        return cls(int(tree["version"]), int(tree["offset"]), bytes.fromhex(tree["digest"]))
 
 
 class Checkpoints:
@@ -111,9 +121,7 @@ class Checkpoints:
 
 def _write_manifest(checkpoint: Checkpoint, folder: Path) -> None:
     manifest = {
-        "version": checkpoint.version,
-        "offset": checkpoint.offset,
-        "digest": checkpoint.digest.hex(),
+        **checkpoint.to_tree(),
         "state": file_digest(folder / STATE).hex(),
     }
     with (folder / STATE).open("rb") as state:
@@ -128,6 +136,4 @@ def _read(folder: Path) -> Checkpoint:
     manifest = json.loads((folder / MANIFEST).read_text())
     if file_digest(folder / STATE).hex() != manifest["state"]:
         raise ValueError(f"{STATE} has another SHA-256 than {MANIFEST} states")
-    return Checkpoint(
-        int(manifest["version"]), int(manifest["offset"]), bytes.fromhex(manifest["digest"])
-    )
+    return Checkpoint.of_tree(manifest)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from headrace.schemas.events import BatchAssembled, BatchSample, Event, TrajectoryRecorded
 from headrace.schemas.packed import unpack_f32
 from headrace.services.log.event_log import Delivery, EventLog
+from headrace.trainer.contract.training_batch import SampleOrigin
 from headrace.trainer.critic.estimates import with_rewards
 from headrace.trainer.metrics.batch_metrics import (
     drops,
@@ -37,6 +38,8 @@ class PreparedBatch:
     """Why samples were dropped, one reason for each."""
     of_episodes: Mapping[str, float] = field(default_factory=dict)
     """The metrics of `episode_metrics`."""
+    origins: Mapping[int, SampleOrigin] = field(default_factory=dict)
+    """Where the samples that can be trained on come from, by their index in the batch."""
 
     def metrics(self) -> dict[str, float]:
         """Returns what is known before training.
@@ -79,9 +82,13 @@ async def load_batch(
         return PreparedBatch(delivery, unusable=str(error))
     trained = {one.sample for update in built for one in update.sequences}
     episodes = trained_episodes(batch, events, trained)
-    return PreparedBatch(
-        delivery, built, dropped=dropped, of_episodes=episode_metrics(episodes, passing)
-    )
+    origins = {
+        index: SampleOrigin.of(batch.samples[index], event, batch.policy)
+        for index, event in enumerate(events)
+        if index in trained and isinstance(event, TrajectoryRecorded)
+    }
+    of_episodes = episode_metrics(episodes, passing)
+    return PreparedBatch(delivery, built, "", dropped, of_episodes, origins)
 
 
 def build_updates(

@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-CHECK_S = 60.0
-"""How often an idle trainer checks that the blob store has the newest weights. Without them no
-worker serves the version, so no batch might ever come."""
-
 
 @dataclass(slots=True)
 class History:

@@ -15,10 +15,11 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.models.torch_models import DTYPES
 from headrace.services.models.weights import model_folder
 from headrace.services.worker.service_context import ServiceContext
+from headrace.trainer.contract.training_session import CHECK_S
 from headrace.trainer.learner import Learner
 from headrace.trainer.loop import Trainer
 from headrace.trainer.model_loading import import_model, load_policy, trained_weights
-from headrace.trainer.publish import CHECK_S, Publisher, sole_publisher
+from headrace.trainer.publish import Publisher, sole_publisher
 
 
 async def run(
@@ -32,6 +33,11 @@ async def run(
     """
     name = _policy_name(context, policy)
     settings = context.recipe.policies[name]
+    if settings.training is not None and settings.training.external:
+        raise UsageError(
+            f"policies.{name}.training.external says that another trainer trains this policy: "
+            "start that one, or remove the key for a new run"
+        )
     folder = model_folder(settings.model, weights=True)
     async with sole_publisher(context, name) as publisher:
         publisher.history.skipped.update(skipped)

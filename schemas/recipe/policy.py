@@ -22,6 +22,7 @@ from headrace.schemas.recipe.tables import (
     Settings,
     use_and_options,
 )
+from headrace.schemas.recipe.training.external_training import check_external
 from headrace.schemas.untrusted.public_keys import PublicKeys
 
 Chosen = TypeVar("Chosen", bound=Settings)
@@ -32,17 +33,10 @@ DISTILL = "distill"
 """The built-in loss that learns from a teacher."""
 
 
-RENDERED = frozenset(
-    (
-        "messages",
-        "tools",
-        "add_generation_prompt",
-        "bos_token",
-        "eos_token",
-        "pad_token",
-        "unk_token",
-    )
-)
+RENDERED = frozenset({
+    "messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "pad_token",
+    "unk_token",
+})  # fmt: skip
 """The names that a chat template gets in any case."""
 
 
@@ -167,6 +161,10 @@ class Groups(Settings):
 class Training(Settings):
     """The trainer of a policy."""
 
+    external: bool = False
+    """Whether another team's trainer trains the policy, through `TrainerClient` or the topics. Then
+    `headrace run` starts no trainer for it. Of the other keys here, only `teacher`, `teacher_s`,
+    `max_skipped` and `full_every` may be set."""
     loss: Choice = "grpo"
     """The loss: `grpo`, `dr_grpo`, `gspo`, `cispo`, `icepop`, `m2po`, `reinforce`, `distill`, or an
     import path. With options it is a table, `{ use = "grpo", clip_high = 0.28 }`."""
@@ -262,6 +260,8 @@ class Training(Settings):
 
     @model_validator(mode="after")
     def _schedule_has_an_end(self) -> Training:
+        if self.external:
+            check_external(self)
         if self.schedule != "constant":
             if self.total_updates is None:
                 raise ValueError(f'schedule = "{self.schedule}" needs `total_updates`')

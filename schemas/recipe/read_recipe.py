@@ -93,10 +93,10 @@ def _override(tree: dict[str, Any], keys: list[str], text: str, *, source: str) 
         node = node.setdefault(key, {})
         if not isinstance(node, dict):
             raise RecipeError(f"{source}: {key} is a value, not a table")
-    node[keys[-1]] = _value(text)
+    node[keys[-1]] = value_of(text)
 
 
-def _value(text: str) -> Any:
+def value_of(text: str) -> Any:
     """Returns what a text means as JSON, or as an array or table of TOML; otherwise the text."""
     with suppress(json.JSONDecodeError):
         return json.loads(text)

@@ -36,7 +36,7 @@ from headrace.schemas.recipe.task_settings import (
     check_league,
     curating_policy,
 )
-from headrace.schemas.recipe.teacher import check_teacher
+from headrace.schemas.recipe.training.teacher import check_teacher
 from headrace.schemas.role_rewards import OVERLONG
 from headrace.schemas.topics import NAME, POOL_PARTITIONS
 

@@ -131,10 +131,14 @@ def main() -> None:
 
 
 def _run(arguments: list[str]) -> int:
+    return run_command(cli, "headrace", arguments)
+
+
+def run_command(group: click.Group, name: str, arguments: list[str]) -> int:
     """Runs a command and returns its exit code. Prints one message to stderr if it fails."""
     debug = "--debug" in arguments or bool(os.environ.get("HEADRACE_DEBUG"))
     try:
-        result = cli.main(arguments, prog_name="headrace", standalone_mode=False)
+        result = group.main(arguments, prog_name=name, standalone_mode=False)
         return result if isinstance(result, int) else 0
     except click.ClickException as error:
         error.show()

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import BlobError, InfrastructureError, UsageError
+from headrace.errors import InfrastructureError, UsageError
 from headrace.services.inference.engine import Engine, EnginePrompt, EngineSetup, Weights
 from headrace.services.inference.engines.scripted import ScriptedEngine
 from headrace.services.inference.engines.torch_engine import TorchEngine
+from headrace.services.operate.conformance.engine.check_engine import check_engine
 from tests.contract.engines import KINDS, MakeEngine, hold, make_engine_of, make_model, slow
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
@@ -62,34 +63,16 @@ async def busy(engine: Engine, slots: int) -> None:
         await asyncio.sleep(0.001)
 
 
-def test_answers_with_tokens_logprobs_and_versions(make_engine: MakeEngine, model: Path) -> None:
-    async def main() -> None:
-        engine = make_engine()
-        assert engine.capacity().context == CONTEXT
-        assert engine.capacity().free_slots == SLOTS
-        await engine.load(weights(model, 7))
-        answers = await asyncio.gather(*(engine.generate(prompt(n)) for n in range(1, 10)))
-        for wanted, answer in enumerate(answers, start=1):
-            assert len(answer.tokens) == len(answer.logprobs) == wanted
-            assert answer.versions == [7] * wanted
-            assert all(0 <= token < VOCABULARY for token in answer.tokens)
-            assert all(logprob <= 0 for logprob in answer.logprobs)
-            assert (answer.finish, answer.mixed) == ("length", False)
-        assert engine.capacity().free_slots == SLOTS
-        await engine.close(1)
+@pytest.mark.parametrize("kind", KINDS)
+def test_keeps_every_rule_of_the_contract(kind: str) -> None:
+    """The rules that everybody can try with `python -m headrace.conformance engine`."""
 
-    drive(main)
+    def make(setup: EngineSetup) -> Engine:
+        return make_engine_of(kind, setup.model, setup.slots)
 
-
-def test_draws_allowed_ids_alone(make_engine: MakeEngine, model: Path) -> None:
-    async def main() -> None:
-        engine = make_engine()
-        await engine.load(weights(model, 0))
-        answer = await engine.generate(prompt(20, allowed=(9, 11)))
-        assert set(answer.tokens) <= {9, 11}
-        await engine.close(1)
-
-    drive(main)
+    report = check_engine(kind, {}, engine=make)
+    open_rules = {one.rule for one in report.findings if one.verdict != "pass"}
+    assert open_rules == {"a_seed_repeats"}, "\n".join(report.lines())
 
 
 def test_a_stop_id_ends_the_generation_and_belongs_to_it(
@@ -102,23 +85,6 @@ def test_a_stop_id_ends_the_generation_and_belongs_to_it(
         assert (len(answer.tokens), answer.finish) == (1, "stop")
         answer = await engine.generate(prompt(20, allowed=[4], stop_ids=[5]))
         assert (len(answer.tokens), answer.finish) == (20, "length")
-        await engine.close(1)
-
-    drive(main)
-
-
-def test_a_full_context_is_overflow(make_engine: MakeEngine, model: Path) -> None:
-    async def main() -> None:
-        engine = make_engine()
-        await engine.load(weights(model, 0))
-        fits, cut, full = await asyncio.gather(
-            engine.generate(prompt(2, tokens=[1] * (CONTEXT - 2))),
-            engine.generate(prompt(3, tokens=[1] * (CONTEXT - 2))),
-            engine.generate(prompt(1, tokens=[1] * CONTEXT)),
-        )
-        assert (len(fits.tokens), fits.finish) == (2, "length")
-        assert (len(cut.tokens), cut.finish) == (2, "overflow")
-        assert (len(full.tokens), full.finish) == (0, "overflow")
         await engine.close(1)
 
     drive(main)
@@ -155,22 +121,6 @@ def test_policies_have_weights_of_their_own(make_engine: MakeEngine, model: Path
             engine.generate(prompt(3, policy="left")), engine.generate(prompt(3, policy="right"))
         )
         assert (left.versions, right.versions) == ([3] * 3, [4] * 3)
-        await engine.close(1)
-
-    drive(main)
-
-
-def test_weights_that_are_none_leave_the_old_ones(
-    make_engine: MakeEngine, model: Path, tmp_path: Path
-) -> None:
-    async def main() -> None:
-        engine = make_engine()
-        await engine.load(weights(model, 0))
-        (tmp_path / "bad").write_bytes(b"no weights at all")
-        for path in (tmp_path / "bad", tmp_path / "absent"):
-            with pytest.raises(BlobError):
-                await engine.load(Weights("default", 1, path))
-        assert (await engine.generate(prompt(1))).versions == [0]
         await engine.close(1)
 
     drive(main)

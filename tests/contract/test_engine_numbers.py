@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -25,13 +24,9 @@ from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import CaughtUp
 from headrace.services.models.attention import FLOAT32_ATTENTION
 from headrace.services.models.blobs import LocalBlobStore
-from headrace.services.models.output_head import ChosenHidden
 from headrace.services.models.weights import model_folder, weights_digest
-from headrace.trainer.collate import SchemaMasks, collate
-from headrace.trainer.forward.master_weights import MasterWeights
-from headrace.trainer.forward.token_logprobs import token_logprobs
+from headrace.trainer.forward.sequence_logprobs import sequence_logprobs
 from headrace.trainer.model_loading import load_model
-from headrace.trainer.sequences import TokenSequence
 from tests.contract.engines import (
     KINDS,
     NARROW,
@@ -92,13 +87,8 @@ def trainer_logprobs(
     attention: str = FLOAT32_ATTENTION,
 ) -> Any:
     """[tokens]: as the trainer computes them, by its own loading, forward and processing."""
-    network = load_model(model_without_weights(model), 0, attention).eval()
-    network.load_state_dict(load_file(weights(model, version).path))
-    MasterWeights(network, dtype)
-    drawn = list(tokens)
-    positions = np.arange(len(prompt.tokens), len(prompt.tokens) + len(drawn))
-    zeros = np.zeros(len(drawn), dtype=np.float32)
     before, after = prompt.around
+    drawn = list(tokens)
     sampling = Sampling(
         max_tokens=len(drawn),
         temperature=prompt.temperature,
@@ -108,22 +98,11 @@ def trainer_logprobs(
         json_before=before,
         json_after=after,
     )
-    said = np.zeros(len(drawn), dtype=np.bool_)
-    sequence = TokenSequence(
-        np.array([*prompt.tokens, *drawn]),
-        positions,
-        zeros,
-        zeros,
-        positions,
-        ((sampling, len(drawn)),),
-        said,
+    path = weights(model, version).path
+    name = str(dtype).removeprefix("torch.")
+    return sequence_logprobs(
+        model, path, sampling, prompt.tokens, drawn, dtype=name, attention=attention
     )
-    masks = SchemaMasks(model, vocabulary)
-    inputs = collate([sequence], vocabulary, torch.device("cpu"), masks)
-    with torch.no_grad():
-        hidden_at = ChosenHidden(network)
-        hidden = hidden_at(inputs.rows, inputs.before, input_ids=inputs.ids)
-        return token_logprobs(hidden, inputs, hidden_at.head)[0]
 
 
 def model_without_weights(model: Path) -> Path:

@@ -19,7 +19,8 @@ from headrace.services.inference.engine import EnginePrompt, EngineSetup
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.models.weights import model_folder, weights_digest
-from headrace.trainer import loop, service
+from headrace.trainer import service
+from headrace.trainer.contract import training_session
 from tests.integration.test_trainer import BOUND_S, RECIPE, Bench, facts, on_memory
 from tests.integration.test_trainer_recovery import damage
 
@@ -106,7 +107,7 @@ def test_a_killed_trainer_of_an_adapter_is_followed_bit_by_bit(
 def test_the_store_loses_the_base_and_the_trainer_puts_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop, "CHECK_S", 0.1)
+    monkeypatch.setattr(training_session, "CHECK_S", 0.1)
 
     async def until_back(bench: Bench, published: PolicyPublished) -> None:
         async with asyncio.timeout(BOUND_S):

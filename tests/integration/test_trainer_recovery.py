@@ -24,8 +24,8 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.log_reader import follow_events
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import model_folder, weights_digest
-from headrace.trainer import loop
 from headrace.trainer import service as trainer_service
+from headrace.trainer.contract import training_session
 from headrace.trainer.learner import Learner
 from headrace.trainer.losses.grpo_loss import GrpoLoss
 from headrace.trainer.losses.loss import MicroBatch
@@ -209,7 +209,7 @@ def test_an_idle_trainer_mends_the_store_and_the_worker_serves_on(
     full_every: int,
 ) -> None:
     """Nobody restarts anything: the worker refuses, the trainer notices, the worker loads it."""
-    monkeypatch.setattr(loop, "CHECK_S", 0.2)
+    monkeypatch.setattr(training_session, "CHECK_S", 0.2)
     monkeypatch.setattr(weights_follower, "FIRST_RETRY_S", 0.05)
     monkeypatch.setattr(weights_follower, "LAST_RETRY_S", 0.05)
 

@@ -39,9 +39,12 @@ ORDER = (
         "trainer",
     ),
     "services.operate",
+    "conformance",
     "trajectories",
     "async_client",
+    "loop_thread",
     "client",
+    "trainer_client",
     "",
 )
 """Below `headrace`, lowest first: each imports only what stands before it. Services that stand side

@@ -203,7 +203,10 @@ class _Trial:
         with self._trying("policies.*.groups"):
             GroupAssembler(self.recipe).on_task(_ended(self.recipe), recorded_at_ms=0)
         for name, policy in self.recipe.policies.items():
-            if policy.training is not None:
+            if policy.training is not None and policy.training.external:
+                self._note_flight(name, policy)
+                self._note_selection(name, policy)
+            elif policy.training is not None:
                 loss, options = use_and_options(policy.training.loss)
                 with self._trying(f"policies.{name}.training.loss {loss!r}"):
                     from headrace.trainer.losses.load_loss import try_loss

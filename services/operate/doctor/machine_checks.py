@@ -96,7 +96,7 @@ def _wants_cuda(recipe: Recipe) -> list[str]:
     devices = {}
     for name, policy in recipe.policies.items():
         devices[f"policies.{name}.engine"] = policy.engine.device
-        if policy.training is not None:
+        if policy.training is not None and not policy.training.external:
             devices[f"policies.{name}.training"] = policy.training.device
     return [table for table, device in devices.items() if device.startswith("cuda")]
 

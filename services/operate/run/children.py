@@ -63,8 +63,9 @@ def services_of(recipe: Recipe) -> list[str]:
 def _processes(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
     """Yields the name, service and policy of each process."""
     several = len(recipe.policies) > 1
-    for policy in recipe.policies:
-        yield (f"trainer-{policy}" if several else "trainer"), "trainer", policy
+    for policy, settings in recipe.policies.items():
+        if settings.training is None or not settings.training.external:
+            yield (f"trainer-{policy}" if several else "trainer"), "trainer", policy
     counts = {"inference": recipe.workers.inference, "agent": recipe.workers.agent}
     if any(agent.use == "client" for agent in recipe.agents.values()):
         # A gateway is an agent worker. There is only one, because clients need one address.

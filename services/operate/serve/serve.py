@@ -15,26 +15,22 @@ import socket
 import time
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import aclosing, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import UsageError
 from headrace.infra import local
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import Topics
 from headrace.services.base.files import private_folder
-from headrace.services.kafka.broker import Broker
-from headrace.services.models.blob_owners import owner_name
-from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.apply import require_same
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect, locate
-from headrace.services.namespace.lookup import topics_of
 from headrace.services.namespace.run_life import RunLife, follow_life
 from headrace.services.operate.find_versions import resolve
 from headrace.services.operate.metrics_server import SERVICE_INFO, serve_metrics
-from headrace.services.operate.run_references import blobs_of, fetch_models
+from headrace.services.operate.run_references import fetch_models
 from headrace.services.operate.serve.loop_watch import LoopWatch
+from headrace.services.operate.serve.open_context import claim_models, open_context
 from headrace.services.operate.serve.process_setup import (
     limit_threads,
     pause_garbage_collector,
@@ -145,56 +141,27 @@ async def _serve(run: Serve, process: _Process, recipe: Recipe, cluster: Cluster
     worker_id = f"{service}-{socket.gethostname()}-{os.getpid()}"
 
     async with connect(cluster, worker_id) as connection:
-        topics = topics_of(recipe, namespace)
-        await require_topics(connection.broker, topics)
-        log = await connection.writing_log(topics)
-        folder = cluster.folder(namespace)
-        private_folder(folder)
-        owner = owner_name(await connection.broker.cluster_id(), namespace)
-        context = ServiceContext(
-            *(log, recipe, cluster.open_blobs(owner), worker_id, folder, stopping, ending),
-            draining=draining,
+        context = await open_context(
+            connection, recipe, replace(cluster, namespace=namespace), stopping, ending, draining
         )
-        async with aclosing(follow_life(log)) as lives:
+        async with aclosing(follow_life(context.log)) as lives:
             life = await anext(lives)
             check_run(life, recipe, namespace)
             _on_life(life, context, stopper)
             if service == "trainer":  # Otherwise a prune might remove what the recipe refers to.
-                await asyncio.to_thread(_claim_models, recipe, context.blobs)
+                await asyncio.to_thread(claim_models, recipe, context.blobs)
             if not stopping.is_set():
                 logger.info("serving %s in namespace %s", service, namespace)
                 if service != "inference":
                     context.ready.set()
                 life_records = LifeRecords(
-                    log.send, worker_id, service, process.policy, process.began_s, context.ready
+                    *(context.log.send, worker_id, service, process.policy, process.began_s),
+                    context.ready,
                 )
                 with closing(LoopWatch()):
                     async with life_records.recording():
                         following = _follow(lives, context, stopper)
                         await _run_beside(following, run(context, cluster), stopper)
-
-
-def _claim_models(recipe: Recipe, blobs: BlobStore) -> None:
-    """Marks the blobs of versions that the recipe refers to as needed by its namespace."""
-    for blob in blobs_of((policy.model for policy in recipe.policies.values()), blobs):
-        blobs.claim(blob)
-
-
-async def require_topics(broker: Broker, topics: Topics) -> None:
-    """Raises UsageError if a topic is missing or has another number of partitions."""
-    existing = await broker.list_topics()
-    for topic in topics:
-        found = existing.get(topic.name)
-        if found is None:
-            raise UsageError(
-                f"the broker has no topic {topic.name}: create the namespace with "
-                "`headrace apply RECIPE`, or choose another one with --namespace"
-            )
-        if found != topic.partitions:
-            raise UsageError(
-                f"topic {topic.name} has {found} partitions, but the recipe says "
-                f"{topic.partitions}. A namespace keeps its partitions: use another --namespace"
-            )
 
 
 async def _run_beside(

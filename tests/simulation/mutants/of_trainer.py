@@ -3,18 +3,19 @@
 from tests.simulation.mutants.mutant import Mutant
 
 LOOP = "trainer/loop.py"
+SESSION = "trainer/contract/training_session.py"
 PUBLISH = "trainer/publish.py"
 
 OF_TRAINER = (
     Mutant(
         name="resumed_without_retraining",
         sentence="On resume it retrains silently up to the newest published version.",
-        file=LOOP,
-        old="        await self._publish_if_resumed()\n        stopping = ",
+        file=SESSION,
+        old="            await self._compare(weights)\n        partition = ",
         new="""\
-        self._version = self._publisher.history.newest.version
-            await self._publish_if_resumed()
-        stopping = """,
+            self.version = self.history.newest.version
+            await self._compare(weights)
+        partition = """,
         caught_by=("I4: ", "I8: "),
         faults=("kill", "trainer"),
     ),
@@ -57,11 +58,12 @@ OF_TRAINER = (
     Mutant(
         name="old_weights_published",
         sentence="Batch n trains version n.",
-        file=LOOP,
-        old="        weights = await self._in_thread(self._learner.weights)\n        loop = ",
+        file=SESSION,
+        old="        weights = await source()\n        loop = ",
         new="""\
-        weights = self.__dict__.get("before", None) or self._learner.weights()
-        self.__dict__["before"] = self._learner.weights()
+        made = await source()
+        weights = self.__dict__.get("before", None) or made
+        self.__dict__["before"] = made
         loop = """,
         caught_by=("I4: ",),
         faults=(),
@@ -69,9 +71,9 @@ OF_TRAINER = (
     Mutant(
         name="checkpoint_of_another_position",
         sentence="Position and model state of a checkpoint are atomic.",
-        file=LOOP,
-        old="checkpoint = Checkpoint(self._version, self._offset, self._stored.digest)",
-        new="checkpoint = Checkpoint(self._version, self._offset + 2, self._stored.digest)",
+        file=SESSION,
+        old="return Checkpoint(self.version, self.offset, self.stored.digest)",
+        new="return Checkpoint(self.version, self.offset + 2, self.stored.digest)",
         caught_by=("I4: ", "I8: ", "is due"),
         faults=("kill", "trainer"),
     ),
@@ -96,9 +98,9 @@ OF_TRAINER = (
     Mutant(
         name="foreign_checkpoint_taken",
         sentence="A checkpoint counts only with a digest that the log published.",
-        file=LOOP,
-        old="lambda c: c.digest in digests.get(c.version, ())",
-        new="lambda c: c.version in digests or bool(c.digest)",
+        file=SESSION,
+        old="return checkpoint.digest in digests.get(checkpoint.version, ())",
+        new="return checkpoint.version in digests or bool(checkpoint.digest)",
         caught_by=("I4: ", "I5: "),
         faults=("damage", "trainer"),
     ),

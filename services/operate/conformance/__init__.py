@@ -1,0 +1,1 @@
+"""`python -m headrace.conformance`: checks that plug-ins keep their contracts."""

@@ -1,0 +1,67 @@
+"""What the commands of all kinds share: the name of the plug-in, its options, and the output."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from headrace.services.operate.options import echo, json_option, print_json
+
+if TYPE_CHECKING:
+    from headrace.services.operate.conformance.conformance_report import ConformanceReport
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PLUG_IN = (
+    click.argument("use", metavar="NAME_OR_MODULE:NAME"),
+    click.option(
+        "--option", "options", metavar="KEY=VALUE", multiple=True,
+        help="An option of the plug-in, as in the recipe: JSON, or a text. Repeatable.",
+    ),
+    click.option(
+        "--rule", "rules", metavar="NAME", multiple=True,
+        help="Try this rule. Repeatable. [default: all]",
+    ),
+    json_option,
+)  # fmt: skip
+
+
+def conformance_options(command: F) -> F:
+    """Adds the argument `use` and the options `options`, `rules` and `as_json`."""
+    for option in reversed(_PLUG_IN):
+        command = option(command)
+    return command
+
+
+def plug_in_options(given: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the options of `--option` by name. Raises UsageError if one has no value."""
+    from headrace.errors import UsageError
+    from headrace.schemas.recipe.read_recipe import value_of
+    from headrace.services.base.reveal import reveal
+
+    options: dict[str, Any] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals or not name:
+            raise UsageError(f"--option {one}: give KEY=VALUE, for example --option context=4096")
+        options[name] = value_of(value)
+    return dict(reveal(options, "--option"))
+
+
+def finish(report: ConformanceReport, as_json: bool) -> None:
+    """Prints a report and ends the process: with code 1 if a rule does not hold, otherwise 0.
+
+    It does not wait for threads of the plug-in, which may hang.
+    """
+    if as_json:
+        print_json(report.as_json())
+    else:
+        for line in report.lines():
+            echo(line)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1 if report.failed else 0)
