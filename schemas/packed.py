@@ -23,6 +23,8 @@ def _pack(code: str, values: Iterable[float]) -> bytes:
 
 
 def _unpack(code: str, data: bytes) -> list[Any]:
+    if not data:
+        return []
     if len(data) % 4:
         raise ValueError(f"a packed array has {len(data)} bytes, not a multiple of 4")
     values = array(code)

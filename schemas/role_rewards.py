@@ -25,8 +25,8 @@ def policy_reward(event: Rewarded, policy: str) -> float | None:
 
     It is the episode's reward if the policy had no turn, and None if the episode has no reward.
     """
-    if event.reward is None:
-        return None
+    if event.reward is None or not event.rewards:
+        return event.reward
     own = [event.rewards.get(role, event.reward) for role in _roles(event, policy)]
     return fmean(own) if own else event.reward
 

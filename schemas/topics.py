@@ -60,6 +60,9 @@ class Topic(Generic[E]):
     """Whether each policy has a topic of its own."""
     compacted: bool = False
     """Whether the broker may delete all but the newest record of each key."""
+    gathered: bool = False
+    """Whether its records wait a few milliseconds for others, so that fewer requests carry them. No
+    turn of an episode waits for such a record."""
 
     def real_name(self, namespace: str, policy: str | None = None) -> str:
         """Returns the name on the broker.
@@ -98,12 +101,18 @@ PROMPTS = Topic(
 GENERATIONS = Topic("generations", events.GenerationCompleted, "inference", "days")
 ACTIONS = Topic("actions", events.ActionRequested, "agent", "days", pool=True)
 OBSERVATIONS = Topic("observations", events.ObservationRecorded, "env", "days")
-TRAJECTORIES = Topic("trajectories", events.TrajectoryRecorded, "agent", "long")
-OUTCOMES = Topic("outcomes", events.EpisodeEnded, "agent", "long")
-RESULTS = Topic("results", events.TaskEnded, "agent", "long")
-TURNS = Topic("turns", events.TurnProjected, "project-turns", "long")
+TRAJECTORIES = Topic("trajectories", events.TrajectoryRecorded, "agent", "long", gathered=True)
+OUTCOMES = Topic("outcomes", events.EpisodeEnded, "agent", "long", gathered=True)
+RESULTS = Topic("results", events.TaskEnded, "agent", "long", gathered=True)
+TURNS = Topic("turns", events.TurnProjected, "project-turns", "long", gathered=True)
 GROUPS = Topic(
-    "groups", events.GroupClosed, "assemble-groups", "long", single=True, per_policy=True
+    "groups",
+    events.GroupClosed,
+    "assemble-groups",
+    "long",
+    single=True,
+    per_policy=True,
+    gathered=True,
 )
 ITEMS = Topic(
     "items",
@@ -157,6 +166,7 @@ TOPICS: tuple[Topic[Event], ...] = (
     SHARES,
     DEAD_LETTERS,
 )  # type: ignore[assignment]
+_OF_EVENT = {topic.event: topic for topic in TOPICS}
 
 
 def topic_of(name: str) -> Topic[Event]:
@@ -265,8 +275,8 @@ class Topics:
 
     def route(self, event: Event) -> NamespaceTopic:
         """Returns the topic that an event belongs to. Raises KeyError if there is none."""
-        for topic in TOPICS:
-            if topic.event is type(event):
-                policy = str(event.policy) if topic.per_policy else None  # type: ignore[attr-defined]
-                return self._topics[topic.real_name(self.namespace, policy)]
-        raise KeyError(f"no topic carries {type(event).__name__}")
+        topic = _OF_EVENT.get(type(event))
+        if topic is None:
+            raise KeyError(f"no topic carries {type(event).__name__}")
+        policy = str(event.policy) if topic.per_policy else None  # type: ignore[attr-defined]
+        return self._topics[topic.real_name(self.namespace, policy)]

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import ssl
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import faust
@@ -203,11 +203,12 @@ class _GroupJob:
         self.reached[delivery.partition] = delivery.offset + 1
         enter_trace(delivery.traceparent)
         groups = self._assembler.on_task(delivery.event, round(delivery.recorded_at * 1000))
-        return asyncio.gather(*map(self._write, groups))
+        return asyncio.ensure_future(self._write(groups))
 
-    async def _write(self, group: GroupClosed) -> None:
-        await self._log.send(group)
-        note_group(group)
+    async def _write(self, groups: Sequence[GroupClosed]) -> None:
+        for group in groups:
+            await self._log.send(group)
+            note_group(group)
 
     def _settle(self, _: asyncio.Future[None]) -> None:
         """Acknowledges results whose groups are durable, in the order of the results."""

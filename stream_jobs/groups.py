@@ -166,11 +166,8 @@ class _Scorer:
         fields: dict[str, Any] = {}
         if sampled:
             kept = self._kept(ended, sampled)
-            excluded += [
-                Exclusion(sample=one.sample, reason=NOT_SELECTED)
-                for one in sampled
-                if one not in kept
-            ]
+            left_out = {one.sample for one in sampled} - {one.sample for one in kept}
+            excluded += [Exclusion(sample=one, reason=NOT_SELECTED) for one in left_out]
             advantages = self._advantages(ended.task, sampled, kept)
             group = self._group(ended, sampled, kept, advantages)
             fields = {

@@ -32,6 +32,8 @@ class Outgoing:
     value: bytes
     headers: Headers = field(default_factory=list)
     partition: int | None = None
+    gathered: bool = False
+    """Whether it may wait a few milliseconds for other records, so that fewer requests are sent."""
 
 
 class Permission(NamedTuple):

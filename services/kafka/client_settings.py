@@ -83,6 +83,9 @@ HEARTBEAT_MS = 500
 """A member learns at its next heartbeat that another one joins, twice for each join."""
 MESSAGE_LIMIT = 8 * 1024 * 1024
 """Bytes of the largest record that a client accepts. A topic may have a lower limit."""
+GATHER_MS = 5
+"""How long a record that may be gathered waits for others. Each request costs the broker and the
+client much more than a record in it does."""
 FETCH_WAIT_MS = 100
 """How long the broker may delay an empty fetch. A new record is sent at once, but a newly assigned
 partition waits for the running fetch, and an `End` is an empty fetch. A shorter delay costs the
@@ -111,9 +114,10 @@ class KafkaSettings:
                 f"value. Remove it from the properties"
             )
 
-    def producer(self) -> Properties:
-        """For plain sends: idempotent, ordered, without delay."""
-        return self._common() | self._writing() | dict(self.properties)
+    def producer(self, linger_ms: int = 0) -> Properties:
+        """For plain sends: idempotent, ordered. A record waits `linger_ms` for others."""
+        linger: Properties = {"linger.ms": linger_ms}
+        return self._common() | self._writing() | linger | dict(self.properties)
 
     def transactional(self, writer: str) -> Properties:
         """For a sole writer. Its transactions are short, because an open one stalls readers."""

@@ -24,7 +24,7 @@ from headrace.services.kafka.broker import (
     Record,
     Subscription,
 )
-from headrace.services.kafka.client_settings import KafkaSettings
+from headrace.services.kafka.client_settings import GATHER_MS, KafkaSettings
 from headrace.services.kafka.consumer import KafkaReader, KafkaSubscription
 from headrace.services.kafka.fenced import KafkaFencedWriter
 from headrace.services.kafka.fetcher import Fetcher
@@ -41,14 +41,17 @@ class KafkaBroker(Admin, Broker):
 
     def __init__(self, settings: KafkaSettings) -> None:
         super().__init__(settings)
-        self._sender: Sender | None = None
+        self._senders: dict[bool, Sender] = {}
+        """By whether they gather records, which delays them. Nothing else must wait for that."""
         self._fetcher: Fetcher | None = None
         self._opened: list[_Closable] = []
 
     async def send(self, record: Outgoing) -> Position:
-        if self._sender is None:
-            self._sender = self._open(Sender(self._settings))
-        return await self._sender.send(record)
+        sender = self._senders.get(record.gathered)
+        if sender is None:
+            sender = self._open(Sender(self._settings, GATHER_MS if record.gathered else 0))
+            self._senders[record.gathered] = sender
+        return await sender.send(record)
 
     def reader(self) -> Reader:
         return self._open(KafkaReader(self._settings, self))

@@ -28,11 +28,12 @@ _Delivered = tuple[asyncio.Future[Position], Position | HeadraceError]
 
 
 class Sender:
-    """Sends the records of one process, in order within a partition."""
+    """Sends records of one process, in order within a partition."""
 
-    def __init__(self, settings: KafkaSettings) -> None:
+    def __init__(self, settings: KafkaSettings, linger_ms: int = 0) -> None:
+        """A record waits `linger_ms` for others that the same request can carry."""
         self._loop = asyncio.get_running_loop()
-        self._producer = make_producer(settings.producer())
+        self._producer = make_producer(settings.producer(linger_ms))
         self._delivered: list[_Delivered] = []
         self._turn = asyncio.Lock()
         """Keeps the records in order while the queue is full."""

@@ -130,7 +130,7 @@ class EventLog:
 
     def outgoing(self, event: Event, partition: int | None = None) -> Outgoing:
         """The record of an event: topic, key, value, headers. It has no secret that we know."""
-        name = self.topics.route(event).name
+        to = self.topics.route(event)
         value = self._codec.encode(event)
         # The recipe of a run has a digest, and holds only references to secrets.
         if REDACTOR.finds(value) and not isinstance(event, RunStateEntered):
@@ -142,7 +142,7 @@ class EventLog:
             ("ce_type", f"headrace.{type(event).__name__}".encode()),
             ("traceparent", next_traceparent().encode()),
         ]
-        return Outgoing(name, event.key, value, headers, partition)
+        return Outgoing(to.name, event.key, value, headers, partition, to.topic.gathered)
 
     async def decode(self, record: Record) -> Delivery[Event]:
         """The event in a record of this namespace.

@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 from headrace.errors import DependencyError, HeadraceError, RecordsLost, UsageError
 from headrace.infra import local
 from headrace.infra.local.detached import ProcessId, free_port, wait_for_exit
-from headrace.services.kafka import admin
+from headrace.services.kafka import admin, kafka_broker, producer
 from headrace.services.kafka.broker import (
     Committed,
     End,
@@ -144,6 +144,43 @@ def test_a_cancelled_send_harms_nobody(kafka: str, namespace: str) -> None:
         outcomes = await asyncio.gather(*sends, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError, Position] * 50
         assert (await broker.send(Outgoing(partition.topic, b"k", b"last"))).offset == 100
+        await broker.close()
+
+    drive(main)
+
+
+def test_only_gathered_records_wait_for_others(
+    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait is 20 s here, so a gathered record is not sent before the broker object closes."""
+    monkeypatch.setattr(kafka_broker, "GATHER_MS", 20_000)
+    monkeypatch.setattr(producer, "CLOSE_S", 0.1)
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        record = Outgoing(partition.topic, b"k", b"gathered", gathered=True)
+        gathered = asyncio.create_task(broker.send(record))
+        await asyncio.sleep(0)
+        assert (await broker.send(Outgoing(partition.topic, b"k", b"at once"))).offset == 0
+        assert not gathered.done()
+        await broker.close()
+        with pytest.raises(DependencyError):
+            await gathered
+
+    drive(main)
+
+
+def test_gathered_records_keep_their_order(kafka: str, namespace: str) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        sends = (
+            broker.send(Outgoing(partition.topic, b"k", b"%d" % n, gathered=True))
+            for n in range(200)
+        )
+        positions = await asyncio.gather(*sends)
+        assert [position.offset for position in positions] == list(range(200))
         await broker.close()
 
     drive(main)

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.errors import DecodeError, RecordsLost
 from headrace.schemas.codec import Codec, avsc
-from headrace.schemas.events import Failure, ObservationRecorded, RunStateEntered
+from headrace.schemas.events import Failure, ObservationRecorded, RunStateEntered, TaskEnded
 from headrace.schemas.topics import DEAD_LETTERS, OBSERVATIONS, RUNS, Topics
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.kafka.broker import Outgoing, Partition, Record
@@ -38,6 +38,20 @@ def test_a_record_says_what_it_is_in_its_headers() -> None:
         version, trace_id, span_id, flags = trace.split("-")
         assert (version, len(trace_id), len(span_id), flags) == ("00", 32, 16, "01")
         assert (record.key, ref.offset) == (b"run-0", record.offset)
+
+    run(test)
+
+
+def test_only_what_no_turn_waits_for_may_be_gathered() -> None:
+    gathered = {one.topic.name for one in TOPICS if one.topic.gathered}
+    assert gathered == {"trajectories", "outcomes", "results", "turns", "groups"}
+
+    async def test(bench: Bench) -> None:
+        result = TaskEnded(
+            task=1, source="s", task_id="1", item_id="1", closed_by="refused", outcomes=()
+        )
+        assert bench.log.outgoing(result).gathered
+        assert not bench.log.outgoing(started()).gathered
 
     run(test)
 
