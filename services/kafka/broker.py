@@ -32,6 +32,9 @@ class Outgoing:
     value: bytes
     headers: Headers = field(default_factory=list)
     partition: int | None = None
+    patient: bool = False
+    """Whether its sender may learn a moment later than necessary that it is durable. A process that
+    also reads then has less to do."""
 
 
 class Permission(NamedTuple):
