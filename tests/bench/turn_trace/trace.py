@@ -25,7 +25,8 @@ from tests.bench.turn_trace.legs import STAGES, TracedTurn, medians, read_stamps
 from tests.bench.turn_trace.stamps import KINDS
 from tests.bench.turn_trace.thread_cpu import Costs, since, thread_costs, total
 
-WARM_UP = 64
+WARM_UP = 200
+"""Episodes that are not followed. A broker that has just started costs twice as much CPU."""
 EPISODES = {1: 150, 16: 600}
 """How many are followed, by how many are live."""
 SHOWN = 24
