@@ -167,7 +167,7 @@ class _Scorer:
         if sampled:
             kept = self._kept(ended, sampled)
             left_out = {one.sample for one in sampled} - {one.sample for one in kept}
-            excluded += [Exclusion(sample=one, reason=NOT_SELECTED) for one in left_out]
+            excluded += [Exclusion(sample=one, reason=NOT_SELECTED) for one in sorted(left_out)]
             advantages = self._advantages(ended.task, sampled, kept)
             group = self._group(ended, sampled, kept, advantages)
             fields = {

@@ -34,6 +34,9 @@ class Outgoing:
     partition: int | None = None
     gathered: bool = False
     """Whether it may wait a few milliseconds for other records, so that fewer requests are sent."""
+    patient: bool = False
+    """Whether its sender may learn a moment later than necessary that it is durable. A process that
+    also reads then has less to do."""
 
 
 class Permission(NamedTuple):

@@ -48,9 +48,13 @@ RETRY_S = 0.1
 class KafkaReader(Reader):
     """Reads given partitions, without a consumer group. Connects on first use."""
 
-    def __init__(self, settings: KafkaSettings, admin: Admin) -> None:
+    def __init__(
+        self, settings: KafkaSettings, admin: Admin, on_arrival: Callable[[], None]
+    ) -> None:
+        """`on_arrival` is called on the loop before new items are kept for `read`."""
         self._settings = settings
         self._admin = admin
+        self._on_arrival = on_arrival
         self._made: Poller | None = None
 
     async def assign(self, positions: Mapping[Partition, int]) -> None:
@@ -78,7 +82,7 @@ class KafkaReader(Reader):
 
     def _poller(self) -> Poller:
         if self._made is None:
-            self._made = Poller(self._settings.reader(), "reader")
+            self._made = Poller(self._settings.reader(), "reader", self._on_arrival)
             self._made.start()
         return self._made
 
@@ -100,9 +104,11 @@ class KafkaSubscription(Poller, Subscription):
         consumer_group: str,
         on_assigned: OnAssigned,
         on_revoked: OnRevoked,
+        on_arrival: Callable[[], None],
     ) -> None:
+        """`on_arrival` is called on the loop before new items are kept for `read`."""
         who = f"the consumer group {consumer_group}"
-        super().__init__(settings.member(consumer_group), consumer_group, who)
+        super().__init__(settings.member(consumer_group), consumer_group, on_arrival, who)
         self._consumer_group = consumer_group
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked

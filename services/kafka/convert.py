@@ -123,8 +123,14 @@ def watermarks(consumer: Consumer, partition: Partition) -> tuple[int, int] | No
         return None
 
 
-def last_seen_end(consumer: Consumer, partition: Partition) -> int:
-    """A partition's end in the last answer to a fetch, -1 if there was none. Asks no broker."""
-    asked = TopicPartition(partition.topic, partition.number)
-    _, end = consumer.get_watermark_offsets(asked, cached=True) or (-1, -1)
-    return int(end)
+def lag_of(consumer: Consumer, reached: Mapping[Partition, int]) -> dict[str, int]:
+    """How many offsets of each topic lie behind those that were reached. Asks no broker.
+
+    The ends are those in the last answers to fetches.
+    """
+    lag: dict[str, int] = {}
+    for at, offset in reached.items():
+        asked = TopicPartition(at.topic, at.number)
+        _, end = consumer.get_watermark_offsets(asked, cached=True) or (-1, -1)
+        lag[at.topic] = lag.get(at.topic, 0) + max(0, int(end) - offset)
+    return lag

@@ -54,7 +54,7 @@ class KafkaBroker(Admin, Broker):
         return await sender.send(record)
 
     def reader(self) -> Reader:
-        return self._open(KafkaReader(self._settings, self))
+        return self._open(KafkaReader(self._settings, self, self._collect))
 
     def subscribe(
         self,
@@ -64,7 +64,9 @@ class KafkaBroker(Admin, Broker):
         on_revoked: OnRevoked,
     ) -> Subscription:
         return self._open(
-            KafkaSubscription(self._settings, topics, consumer_group, on_assigned, on_revoked)
+            KafkaSubscription(
+                self._settings, topics, consumer_group, on_assigned, on_revoked, self._collect
+            )
         )
 
     async def fenced(self, writer: str) -> FencedWriter:
@@ -87,6 +89,11 @@ class KafkaBroker(Admin, Broker):
                 logger.warning("while closing: %s", outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
+
+    def _collect(self) -> None:
+        """Before what was read is handled: tells senders which records are durable."""
+        for sender in self._senders.values():
+            sender.collect()
 
     def _open(self, opened: C) -> C:
         """Notes what `close` must close."""

@@ -27,7 +27,7 @@ from headrace.services.kafka.broker import End, Partition, Record, records_lost
 from headrace.services.kafka.client_settings import Properties
 from headrace.services.kafka.client_settings import logger as client_logger
 from headrace.services.kafka.convert import (
-    last_seen_end,
+    lag_of,
     location,
     make_consumer,
     to_record,
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.02
 """Commands to the thread wait up to this long if no message arrives."""
+QUIET_POLL_S, QUIET_S = 0.1, 2.0
+"""They may wait longer if there was none for some time: each look for one costs CPU."""
 BATCH = 500
 HANDED_OVER = 8 * 1024 * 1024
 """The most bytes of records that were read and that the loop has not taken yet."""
@@ -62,10 +64,16 @@ class Poller:
     final = FINAL
     """Codes of errors that end the polling."""
 
-    def __init__(self, properties: Properties, name: str, who: str = "") -> None:
-        """`who` names the reader in the error for records that are gone."""
+    def __init__(
+        self, properties: Properties, name: str, on_arrival: Callable[[], None], who: str = ""
+    ) -> None:
+        """`on_arrival` is called on the loop before new items are kept for `read`.
+
+        `who` names the reader in the error for records that are gone.
+        """
         self._loop = asyncio.get_running_loop()
         self._who = who
+        self._on_arrival = on_arrival
         self.consumer = make_consumer(properties)
         self.held: frozenset[Partition] = frozenset()
         """The partitions whose items `read` may return. Set on the loop only."""
@@ -80,7 +88,7 @@ class Poller:
         self._throttled = False
         self._commands: SimpleQueue[_Command | None] = SimpleQueue()
         self._lag = Lag()
-        self._lag_due = 0.0
+        self._lag_due = self._quiet_at = 0.0
         self._reached: dict[Partition, int] = {}
         """How far each partition was read. Only the thread uses it."""
         self._closed = self._loop.create_future()
@@ -245,6 +253,7 @@ class Poller:
         if command is None:
             return
         work, done = command
+        self._quiet_at = monotonic() + QUIET_S
         try:
             with as_failure("a consumer command failed"):
                 self.call(_settle, done, work(), None)
@@ -267,7 +276,7 @@ class Poller:
         return False
 
     def _poll(self) -> None:
-        message = self.consumer.poll(POLL_S)
+        message = self.consumer.poll(POLL_S if monotonic() < self._quiet_at else QUIET_POLL_S)
         if message is None:
             return
         # poll() waits for one message; consume() takes the others that have arrived.
@@ -290,14 +299,11 @@ class Poller:
         if now_s < self._lag_due:
             return
         self._lag_due = now_s + LAG_EVERY_S
-        lag: dict[str, int] = {}
-        for at, reached in self._reached.items():
-            seen = last_seen_end(self.consumer, at)
-            lag[at.topic] = lag.get(at.topic, 0) + max(0, seen - reached)
-        self._lag.show(lag)
+        self._lag.show(lag_of(self.consumer, self._reached))
 
     def _keep(self, items: list[Record | End]) -> None:
         """On the loop: keeps the items of held partitions for `read`, and drops the others."""
+        self._on_arrival()
         kept = [item for item in items if item.partition in self.held]
         if len(kept) < len(items):
             self._take([item for item in items if item.partition not in self.held])

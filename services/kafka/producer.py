@@ -1,13 +1,17 @@
 """Plain sends through one idempotent producer.
 
-One thread polls it for delivery reports, and wakes the asyncio loop once for all of a poll.
+One thread polls it for delivery reports, and wakes the asyncio loop once for all of a poll. For
+records that are patient it waits, since most loops soon wake up for records that they read, and
+call `collect` then. To wake a loop that sleeps costs more than to handle a report.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from functools import partial
+from math import inf
 from time import monotonic
 
 from confluent_kafka import KafkaError, KafkaException, Message
@@ -19,6 +23,8 @@ from headrace.services.kafka.convert import location, make_producer, produce
 from headrace.services.kafka.failures import error_of, failure
 
 POLL_S = 0.1
+PATIENCE_S = 0.02
+"""How long the report of a patient record waits for the loop."""
 FULL_S = 0.01
 """How long a sender waits before it tries again, if librdkafka's queue is full."""
 CLOSE_S, PURGE_S = 3.0, 1.0
@@ -34,7 +40,9 @@ class Sender:
         """A record waits `linger_ms` for others that the same request can carry."""
         self._loop = asyncio.get_running_loop()
         self._producer = make_producer(settings.producer(linger_ms))
-        self._delivered: list[_Delivered] = []
+        self._delivered: deque[_Delivered] = deque()
+        self._due = inf
+        """When the thread wakes the loop for what was delivered."""
         self._turn = asyncio.Lock()
         """Keeps the records in order while the queue is full."""
         self._stopping = False
@@ -73,7 +81,8 @@ class Sender:
         if self._broken is not None:
             raise self._broken
         try:
-            produce(self._producer, record, partial(self._on_delivery, future))
+            report = partial(self._on_delivery, future, PATIENCE_S if record.patient else 0.0)
+            produce(self._producer, record, report)
         except BufferError:
             return False
         except KafkaException as exception:
@@ -82,7 +91,11 @@ class Sender:
         return True
 
     def _on_delivery(
-        self, future: asyncio.Future[Position], error: KafkaError | None, message: Message
+        self,
+        future: asyncio.Future[Position],
+        patience_s: float,
+        error: KafkaError | None,
+        message: Message,
     ) -> None:
         if error is None and message.offset() is None:
             what = f"the broker did not say where a record in {message.topic()} is"
@@ -92,6 +105,7 @@ class Sender:
             self._delivered.append((future, wrong))
         else:
             self._delivered.append((future, Position(*location(message))))
+        self._due = min(self._due, monotonic() + patience_s)
 
     def _poll(self) -> None:
         """In the thread: serves delivery reports until the sender is closed."""
@@ -111,7 +125,8 @@ class Sender:
 
     def _serve(self) -> None:
         try:
-            self._producer.poll(POLL_S)
+            # librdkafka counts whole milliseconds: without one more it would not wait at the end.
+            self._producer.poll(min(POLL_S, max(0.0, self._due - monotonic()) + 0.001))
         except KafkaException as exception:
             self._break(failure("can't send", error_of(exception)))
         except Exception as error:  # a callback of ours: without this thread, sends would hang
@@ -124,16 +139,20 @@ class Sender:
         self._producer.purge()
 
     def _hand_over(self) -> None:
-        if not self._delivered:
+        if monotonic() < self._due and not self._stopping:
             return
-        delivered, self._delivered = self._delivered, []
+        self._due = inf
+        if not self._delivered:  # The loop has collected them.
+            return
         try:
-            self._loop.call_soon_threadsafe(self._resolve, delivered)
+            self._loop.call_soon_threadsafe(self.collect)
         except RuntimeError:  # The loop is closed, so no sender waits any more.
             self._stopping = True
 
-    def _resolve(self, delivered: list[_Delivered]) -> None:
-        for future, outcome in delivered:
+    def collect(self) -> None:
+        """On the loop: tells the senders of all records that were delivered."""
+        while self._delivered:
+            future, outcome = self._delivered.popleft()
             if future.done():  # Its sender was cancelled.
                 continue
             if isinstance(outcome, Position):

@@ -18,7 +18,7 @@ from prometheus_client import Counter
 
 from headrace.errors import DecodeError, HeadraceError, RecordsLost, UnknownSchema
 from headrace.schemas.codec import Codec
-from headrace.schemas.events import EVENTS, Event, Ref, RunStateEntered
+from headrace.schemas.events import EVENTS, CallEvent, Event, Ref, RunStateEntered
 from headrace.schemas.topics import DEAD_LETTERS, Topic, Topics
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.kafka.broker import (
@@ -142,7 +142,8 @@ class EventLog:
             ("ce_type", f"headrace.{type(event).__name__}".encode()),
             ("traceparent", next_traceparent().encode()),
         ]
-        return Outgoing(to.name, event.key, value, headers, partition, to.topic.gathered)
+        gathered, patient = to.topic.gathered, _is_patient(event)
+        return Outgoing(to.name, event.key, value, headers, partition, gathered, patient)
 
     async def decode(self, record: Record) -> Delivery[Event]:
         """The event in a record of this namespace.
@@ -274,6 +275,12 @@ class EventLog:
                     f"{ref.topic}/{ref.partition}@{ref.offset} does not exist: there is no such "
                     f"partition. The record was never written, or its topic was deleted"
                 )
+
+
+def _is_patient(event: Event) -> bool:
+    """Whether nobody waits for the acknowledgement alone: an answer to a request proves that the
+    request is durable, and who has sent an answer has nothing else to do for it."""
+    return isinstance(event, CallEvent) and getattr(event, "kind", "") != "close"
 
 
 def _digest(value: bytes) -> bytes:

@@ -18,10 +18,12 @@ from tests.bench.programs import programs
 from tests.bench.ramp import ramp, short_ramp
 from tests.bench.report import Figure, print_figures
 from tests.bench.trajectories import durable_trajectories
+from tests.bench.turn_trace.trace import traced_turns
 from tests.bench.weights import weight_deltas
 
 BENCHMARKS: dict[str, Callable[[ClusterConfig, float], Coroutine[Any, Any, list[Figure]]]] = {
     "episodes": null_episodes,
+    "trace": traced_turns,
     "trajectories": durable_trajectories,
     "live": live_episodes,
     "weights": weight_deltas,

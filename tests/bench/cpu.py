@@ -56,6 +56,6 @@ class CpuWatch:
 def _service(child: psutil.Process) -> str | None:
     """The service or the kind of work that a process's command line names."""
     command = child.cmdline()
-    if command[2:4] == ["headrace", "serve"]:
-        return command[4]
+    if "serve" in command[3:5]:
+        return command[command.index("serve") + 1]
     return command[3] if command[2:3] == ["tests.bench.work"] else None

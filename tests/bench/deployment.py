@@ -53,13 +53,18 @@ class Deployment:
     log: EventLog
 
     @asynccontextmanager
-    async def serving(self, *services: str) -> AsyncIterator[Supervisor]:
-        """Runs services as child processes: `agent`, `env`, … one process for each name given."""
+    async def serving(
+        self, *services: str, command: Callable[..., tuple[str, ...]] = headrace_command
+    ) -> AsyncIterator[Supervisor]:
+        """Runs services as child processes: `agent`, `env`, … one process for each name given.
+
+        `command` makes the command line of `headrace` with given arguments.
+        """
         path = write_resolved(self.recipe, self.cluster.state)
         specs = [
             ChildSpec(
                 f"{service}-{number}",
-                headrace_command("serve", service, str(path), "--parent-fd", "{parent_fd}"),
+                command("serve", service, str(path), "--parent-fd", "{parent_fd}"),
             )
             for number, service in enumerate(services)
         ]

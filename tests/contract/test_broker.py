@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -181,6 +181,38 @@ def values(items: Sequence[Record | End]) -> list[str]:
 
 
 # Sending
+
+
+def test_patient_sends_become_durable_without_a_reader_and_keep_their_order(
+    log: Log, namespace: str
+) -> None:
+    async def main() -> None:
+        async with a_bench(log, namespace) as bench:
+            outgoing = [replace(bench.outgoing(str(n)), patient=n % 3 > 0) for n in range(60)]
+            positions = await asyncio.gather(*map(bench.broker.send, outgoing))
+            assert [position.offset for position in positions] == list(range(60))
+
+            alone = await bench.broker.send(replace(bench.outgoing("alone"), patient=True))
+
+            assert alone == Position(bench.at(), 60)
+            fetched = await bench.broker.fetch([*positions, alone])
+            assert values(fetched) == [*map(str, range(60)), "alone"]
+
+    run(main)
+
+
+def test_a_patient_send_ends_with_its_broker_object(log: Log, namespace: str) -> None:
+    async def main() -> None:
+        async with a_bench(log, namespace) as bench:
+            sending = asyncio.create_task(
+                bench.broker.send(replace(bench.outgoing("last"), patient=True))
+            )
+            await asyncio.sleep(0)
+            await bench.broker.close()
+
+            assert await asyncio.wait_for(sending, 5) == Position(bench.at(), 0)
+
+    run(main)
 
 
 def test_sends_in_flight_keep_their_order_in_each_partition(log: Log, namespace: str) -> None:

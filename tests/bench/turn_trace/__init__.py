@@ -1,0 +1,1 @@
+"""Follows single turns through the processes of a stack: where each microsecond goes."""
