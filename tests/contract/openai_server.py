@@ -127,7 +127,8 @@ def _handler(fleet: Fleet) -> type[BaseHTTPRequestHandler]:
 def serving(model: Path, context: int) -> Iterator[tuple[Fleet, str]]:
     """Runs the server. Yields its state and its address."""
     fleet = Fleet(model, context)
-    threading.Thread(target=fleet.loop.run_forever, daemon=True).start()
+    running = threading.Thread(target=fleet.loop.run_forever, daemon=True)
+    running.start()
     server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(fleet))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -138,3 +139,5 @@ def serving(model: Path, context: int) -> Iterator[tuple[Fleet, str]]:
         server.server_close()
         fleet.call(fleet.engine.close(0))
         fleet.loop.call_soon_threadsafe(fleet.loop.stop)
+        running.join(10)
+        fleet.loop.close()
