@@ -1,9 +1,9 @@
 """The public Engine API: continuous batching of one base model for one or more policies.
 
 The built-in engines are `torch_engine.py` (transformers; starts in seconds on a laptop's CPU),
-`vllm_engine.py` (vLLM, on its CPU build or a GPU) and `scripted.py` (fixed answers, for tests and
-benchmarks). Your own engine is a class that implements `Engine`. The recipe names it as
-`package.module:Class`, and the worker makes it as `Class(EngineSetup(...))`.
+`vllm_engine.py` (vLLM, on its CPU build or a GPU), `openai/` (a server of yours) and `scripted.py`
+(fixed answers, for tests and benchmarks). Your own engine is a class that implements `Engine`. The
+recipe names it as `package.module:Class`, and the worker makes it as `Class(EngineSetup(...))`.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Capacity:
 
 
 class Engine(Protocol):
-    """The contract of every engine; `tests/contract/` tests it.
+    """The contract of every engine. `python -m headrace.conformance engine` checks it.
 
     All methods are called from one asyncio loop and must not block it. The constructor may block.
     An engine that also has the method of `ScoringEngine` can serve a teacher.

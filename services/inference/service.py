@@ -12,11 +12,12 @@ from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
-from headrace.errors import UsageError
+from headrace.errors import InfrastructureError, UsageError
 from headrace.schemas import packed
 from headrace.schemas.events import PolicyPublished, PoolLoad
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.recipe.resources.engine_settings import OPENAI
 from headrace.schemas.topics import POLICIES, PROMPTS, Topics
 from headrace.services.base.concurrency import until_first
 from headrace.services.base.plugins import load
@@ -43,6 +44,7 @@ from headrace.services.worker.worker import Worker
 BUILTIN = {
     "torch": "headrace.services.inference.engines.torch_engine:TorchEngine",
     "vllm": "headrace.services.inference.engines.vllm_engine:VllmEngine",
+    "openai": "headrace.services.inference.engines.openai.openai_engine:OpenaiEngine",
     "scripted": "headrace.services.inference.engines.scripted:ScriptedEngine",
 }
 
@@ -123,6 +125,13 @@ def _pinned(
     context: ServiceContext, name: str, scratch: Path, permits: Permits | None
 ) -> PinnedVersions:
     def make() -> ServedPolicy:
+        if context.recipe.policies[name].engine.use == OPENAI:
+            raise InfrastructureError(
+                "no_pinned_version",
+                f"the server of policy {name!r} serves its newest version alone: use torch or vllm "
+                "for roles and evaluations that are pinned to a version",
+                retryable=False,
+            )
         engine = _make_engine([context.recipe.policies[name]])
         return _served(context, name, engine, Slots(engine), permits)
 

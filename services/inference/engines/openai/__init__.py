@@ -1,0 +1,1 @@
+"""The engine that asks a server with OpenAI's API."""
