@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from headrace.schemas.problems import problems_of
 from headrace.schemas.recipe.batch_settings import Batches
 from headrace.schemas.recipe.critic_settings import CriticSettings, check_critic
 from headrace.schemas.recipe.limit_settings import CallLimits
-from headrace.schemas.recipe.secret_references import Options
+from headrace.schemas.recipe.resources.engine_settings import EngineSettings
 from headrace.schemas.recipe.tables import (
     FALSE_IS_NONE,
     Choice,
     NotNegative,
     Positive,
     PositiveSeconds,
-    RecipeError,
     Settings,
     use_and_options,
 )
 from headrace.schemas.untrusted.public_keys import PublicKeys
-
-Chosen = TypeVar("Chosen", bound=Settings)
 
 REWARD_LOSSES = ("grpo", "dr_grpo", "gspo", "cispo", "icepop", "m2po", "reinforce")
 """The built-in losses that learn from rewards alone."""
@@ -59,93 +55,6 @@ class SamplingSettings(Settings):
     """Texts that end a generation, in addition to the model's own end tokens."""
     json_schema: dict[str, Any] = {}
     """A JSON schema that every generation must follow. Empty means no constraint."""
-
-
-class TorchOptions(Settings):
-    """The options of the engine `torch`, which runs transformers on a CPU or one GPU."""
-
-    context: Positive | None = None
-    """Maximum number of tokens of prompt and generation together. It can't exceed the model's own
-    limit. Absent: the model's own limit."""
-
-
-class ScriptedOptions(Settings):
-    """The options of the engine `scripted`, which repeats the same tokens. It is for tests."""
-
-    tokens: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
-    """The token ids to draw, one after the other, again from the first after the last. Absent:
-    those of `text`, or 0 without it."""
-    text: Annotated[str, Field(min_length=1)] | None = None
-    """A text that the model's tokenizer turns into the ids to draw, instead of `tokens`."""
-    count: Positive | None = None
-    """Number of tokens after which a generation stops. Absent: the prompt's limit."""
-    delay_ms: float = Field(default=0.0, ge=0)
-    """Milliseconds before each token."""
-    fail_every: NotNegative = 0
-    """With n, every nth prompt fails. 0: none fails."""
-
-    @model_validator(mode="after")
-    def _tokens_or_text(self) -> ScriptedOptions:
-        if self.tokens is not None and self.text is not None:
-            raise ValueError("the scripted engine takes `tokens` or `text`, not both")
-        return self
-
-
-class VllmOptions(Settings):
-    """The options of the engine `vllm`, which runs vLLM on its CPU build or on a GPU."""
-
-    context: Positive | None = None
-    """Maximum number of tokens of prompt and generation together. Absent: the model's own limit."""
-    kv: Literal["keep", "recompute"] = "keep"
-    """What happens to the KV cache of running sequences when weights change between two tokens.
-
-    `keep` goes on with the cache and records the generation as one with mixed KV. `recompute`
-    computes it again for the prompt and the tokens so far, with the new weights. Later prompts
-    never use a cache of older weights."""
-    arguments: dict[str, Any] = {}
-    """Further `EngineArgs` of vLLM, for example `gpu_memory_utilization`."""
-
-
-ENGINE_OPTIONS: dict[str, type[Settings]] = {
-    "torch": TorchOptions,
-    "vllm": VllmOptions,
-    "scripted": ScriptedOptions,
-}
-"""The options of the built-in engines."""
-
-
-def engine_options(kind: type[Chosen], options: Mapping[str, Any]) -> Chosen:
-    """Returns the options of an engine as a `kind`. Raises RecipeError, which names each wrong one.
-
-    `kind` is one of ENGINE_OPTIONS.
-    """
-    try:
-        return kind.model_validate(options)
-    except ValidationError as error:
-        name = next(name for name, one in ENGINE_OPTIONS.items() if one is kind)
-        problems = "; ".join(problems_of(error))
-        raise RecipeError(f"options of the {name} engine: {problems}") from error
-
-
-class EngineSettings(Settings):
-    """The inference engine, which answers prompts."""
-
-    use: str = "torch"
-    """`torch`, `vllm`, `scripted`, or an import path."""
-    options: Options = {}
-    """Options of the engine."""
-    slots: Positive = 256
-    """Number of sequences that are generated at the same time."""
-    threads: Positive = 1
-    """Number of CPU threads."""
-    device: str = "auto"
-    """The device that the model runs on. `auto` takes a GPU if there is one."""
-
-    @model_validator(mode="after")
-    def _options_are_known(self) -> EngineSettings:
-        if self.use in ENGINE_OPTIONS:
-            engine_options(ENGINE_OPTIONS[self.use], self.options)
-        return self
 
 
 class Groups(Settings):
@@ -227,6 +136,10 @@ class Training(Settings):
     record_logprobs: bool = True
     """Whether the trainer stores the logprobs that it computes for the tokens of each batch, before
     the batch's first update. They take 4 bytes for each token, in a blob that the version names."""
+    activation_checkpointing: bool = False
+    """Whether the trainer keeps only what goes into each layer of the model, and computes the rest
+    again in the backward pass. That takes far less memory for each token of a micro-batch, about a
+    third more time, and gives the same gradients."""
     threads: Positive = 1
     """Number of CPU threads."""
     device: str = "auto"

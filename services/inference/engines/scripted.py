@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from headrace.errors import InfrastructureError, UsageError
-from headrace.schemas.recipe.policy import ScriptedOptions, engine_options
+from headrace.schemas.recipe.resources.engine_settings import ScriptedOptions, engine_options
 from headrace.services.inference.engine import (
     Capacity,
     Engine,

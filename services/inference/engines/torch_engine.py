@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from headrace.errors import InfrastructureError, UsageError
-from headrace.schemas.recipe.policy import TorchOptions, engine_options
+from headrace.schemas.recipe.resources.engine_settings import TorchOptions, engine_options
 from headrace.services.inference.engine import AdapterWeights, EngineSetup, Weights
 from headrace.services.inference.engines.engine_thread import ThreadedEngine, WeightsChange
 from headrace.services.inference.engines.row import AnyRow, Outcome, Row, ScoreRow

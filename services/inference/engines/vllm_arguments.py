@@ -16,7 +16,7 @@ from vllm.config.lora import MaxLoRARanks
 from vllm.platforms import current_platform
 
 from headrace.errors import UsageError
-from headrace.schemas.recipe.policy import VllmOptions
+from headrace.schemas.recipe.resources.engine_settings import VllmOptions
 from headrace.services.inference.engine import AdapterWeights, EngineSetup
 from headrace.services.inference.engines.vllm_masks import VllmSchemaMasks
 from headrace.services.models.weights import ADAPTER, ADAPTER_CONFIG, adapter_config

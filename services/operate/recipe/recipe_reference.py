@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.schemas.attribute_docs import attribute_docs
-from headrace.schemas.recipe.policy import ENGINE_OPTIONS
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.recipe.resources.engine_settings import ENGINE_OPTIONS
 from headrace.schemas.recipe.tables import Settings
 from headrace.services.agent import agents
 from headrace.services.agent.gateway.container import ContainerSettings
