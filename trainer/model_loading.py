@@ -21,6 +21,7 @@ from headrace.services.models.attention import FLOAT32_ATTENTION
 from headrace.services.models.lora import adapter_tensors, attach, base_tensors, start
 from headrace.services.models.torch_models import DTYPES, overwrite, read_config
 from headrace.services.models.weights import ADAPTER, weights_digest
+from headrace.trainer.forward.activation_checkpointing import checkpoint_layers
 
 
 def load_model(folder: Path, seed: int, attention: str = FLOAT32_ATTENTION) -> Any:
@@ -127,10 +128,13 @@ def _read_adapter(model: Any, path: Path) -> None:
 def load_policy(folder: Path, policy: Policy) -> tuple[Any, FrozenBase | None]:
     """Loads version 0 of a policy: its model, and its frozen base if it has an adapter.
 
-    Attention is computed as the torch engine does it, or else as is fastest.
+    Attention is computed as the torch engine does it, or else as is fastest. Raises UsageError if
+    the folder or the recipe's settings can't be used.
     """
     attention = FLOAT32_ATTENTION if policy.engine.use == "torch" else "sdpa"
     model = load_model(folder, policy.seed, attention)
+    if policy.training is not None and policy.training.activation_checkpointing:
+        checkpoint_layers(model)
     if policy.lora is None:
         return model, None
     return model, add_adapter(model, folder, policy.lora, policy.seed, DTYPES[policy.dtype])

@@ -33,6 +33,7 @@ from headrace.services.operate.export.command import export
 from headrace.services.operate.keys.command import keys
 from headrace.services.operate.new.command import new
 from headrace.services.operate.options import echo
+from headrace.services.operate.plan.command import plan
 from headrace.services.operate.plot.command import plot
 from headrace.services.operate.prune.command import prune
 from headrace.services.operate.quota.command import quota
@@ -70,8 +71,9 @@ variables (HEADRACE_BOOTSTRAP_SERVERS, …) name the Kafka cluster. Without them
 Kafka and a real schema registry on this machine, with their data in the folder .headrace.
 """
 EXIT_CODES = """Exit codes: 0 success; 1 failure; 2 wrong option or recipe; 3 a --check does not
-hold; 4 records that are needed are gone from the log; 75 Kafka, the schema registry or the blob
-store can't be reached, or another process has replaced this one: start it again; 130 Ctrl-C."""
+hold, or a plan does not fit; 4 records that are needed are gone from the log; 75 Kafka, the schema
+registry or the blob store can't be reached, or another process has replaced this one: start it
+again; 130 Ctrl-C."""
 
 
 @click.group(
@@ -91,8 +93,8 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 COMMANDS = (
-    new, run, check, try_episode, end, serve, up, down, apply, submit, cancel, quota, autoscale,
-    evaluate,    export, chat, replay, compare,
+    new, run, check, plan, try_episode, end, serve, up, down, apply, submit, cancel, quota,
+    autoscale, evaluate, export, chat, replay, compare,
     plot, track, trajectories,
     status, dashboard, doctor, verify, cost, show, tail, topics, asyncapi, dead_letters,
     prune, recipe, keys, acls,

@@ -1,0 +1,113 @@
+"""Plans: what fits, what to change, and what the command prints."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from headrace.errors import UsageError
+from headrace.schemas.recipe.policy import Policy
+from headrace.services.models.weights import model_folder
+from headrace.services.operate.cli import cli
+from headrace.services.operate.plan.memory_parts import GIB
+from headrace.services.operate.plan.memory_plan import Gpus, MemoryPlan
+from headrace.services.operate.plan.model_shape import read_shape
+
+QWEN3_8B = {
+    "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 4096, "intermediate_size": 12_288,
+    "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
+    "tie_word_embeddings": False, "max_position_embeddings": 40_960,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3_8B))
+    source = model_folder("tiny-chat") / "tokenizer.json"
+    (tmp_path / "tokenizer.json").write_bytes(source.read_bytes())
+    return tmp_path
+
+
+def plan(folder: Path, gpus: str, **changes: Any) -> MemoryPlan:
+    vllm = {
+        "use": "vllm",
+        "options": {"context": 4096, "arguments": {"gpu_memory_utilization": 0.3}},
+    }
+    keys = {"model": str(folder), "dtype": "bfloat16", "engine": vllm, **changes}
+    policy = Policy.model_validate(keys)
+    return MemoryPlan({"default": (policy, read_shape(folder))}, Gpus.parse(gpus))
+
+
+def test_the_parts_of_all_weights_are_those_of_adam_in_mixed_precision(folder: Path) -> None:
+    made = plan(folder, "1x80")
+    count = 8_190_735_360  # as the model's card says: 8.2 billion
+    parts = made.trainer_parts()
+    assert read_shape(folder).parameters == count
+    assert parts["default: weights"] == 2 * count
+    assert parts["default: master weights"] == parts["default: gradients"] == 4 * count
+    assert parts["default: optimizer state"] == 8 * count
+    assert not made.fits
+
+
+def test_ranks_share_what_belongs_to_weights_and_each_has_its_own_activations(folder: Path) -> None:
+    one, eight = plan(folder, "1x80").trainer_parts(), plan(folder, "8x80").trainer_parts()
+    assert eight["default: optimizer state"] * 8 == one["default: optimizer state"]
+    assert eight["default: activations"] == one["default: activations"]
+
+
+def test_changes_come_the_cheapest_first_and_end_with_one_that_fits(folder: Path) -> None:
+    made = plan(folder, "8x80")
+    changes = made.changes()
+    totals = [made.gpu_total, *(then.gpu_total for _, then in changes)]
+    assert totals == sorted(totals, reverse=True)
+    assert "max_tokens" in changes[0][0]
+    assert [then.fits for _, then in changes] == [False] * (len(changes) - 1) + [True]
+    assert plan(folder, "1x8").changes()[-1][1].fits is False
+
+
+def test_vllm_takes_its_share_of_the_gpu(folder: Path) -> None:
+    parts = plan(folder, "8x80").engine_parts()
+    assert sum(parts.values()) == int(0.3 * 80 * GIB)
+    # 2 * 36 layers * 8 heads * 128 * 2 bytes
+    assert plan(folder, "8x80").cached_tokens()["default"] == parts[
+        "default: engine's KV cache"
+    ] // (144 * 1024)
+
+
+@pytest.mark.parametrize("text", ["", "8", "0x80", "8x0", "8x", "eightx80"])
+def test_other_spellings_of_gpus_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="8x80"):
+        Gpus.parse(text)
+
+
+def run(*arguments: str) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(cli, ["plan", *arguments, "--json"])
+    return result.exit_code, json.loads(result.stdout)
+
+
+def test_the_recipe_for_eight_gpus_fits_them(folder: Path) -> None:
+    model = ("--set", f"policies.default.model={folder}")
+    code, found = run("qwen3-8b-8xgpu", "--gpus", "1x80", "--engines-apart", *model)
+    assert (code, found["gpu_fits"]) == (0, True)
+    code, found = run("qwen3-8b-8xgpu", "--gpus", "1x24", "--ram", "8", "--engines-apart", *model)
+    assert (code, found["gpu_fits"], found["ram_fits"]) == (3, False, False)
+    assert found["changes"]
+
+
+def test_planning_imports_no_torch() -> None:
+    code = (
+        "import sys; from headrace.services.operate.cli import cli;"
+        "cli(['plan', 'quickstart', '--gpus', '1x24'], standalone_mode=False);"
+        "assert 'torch' not in sys.modules"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    assert "fits" in result.stdout
