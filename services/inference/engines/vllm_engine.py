@@ -36,8 +36,7 @@ import torch  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
 from headrace.errors import InfrastructureError, UsageError  # noqa: E402
-from headrace.schemas.recipe.policy import engine_options  # noqa: E402
-from headrace.schemas.recipe.resources.engine_settings import VllmOptions  # noqa: E402
+from headrace.schemas.recipe.resources.engine_settings import VllmOptions, engine_options  # noqa: E402
 from headrace.services.inference.engine import (  # noqa: E402
     AdapterWeights,
     EngineOutput,
