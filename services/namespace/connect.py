@@ -70,9 +70,9 @@ async def connect(cluster: ClusterConfig, source: str) -> AsyncIterator[Connecti
     assert cluster.registry_url is not None
     for name, secret in cluster.secrets():
         REDACTOR.add(name, secret)
-    registry = Registry(cluster.registry_url)
+    registry = Registry(cluster.registry_url, cluster.registry_properties())
     broker = KafkaBroker(
-        KafkaSettings(cluster.bootstrap_servers, f"headrace-{source}", cluster.kafka_properties)
+        KafkaSettings(cluster.bootstrap_servers, f"headrace-{source}", cluster.broker_properties())
     )
     try:
         await broker.check()

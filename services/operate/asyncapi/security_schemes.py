@@ -47,7 +47,7 @@ def security_schemes(properties: Mapping[str, str]) -> dict[str, Any]:
 def servers(cluster: ClusterConfig, schemes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a server for each broker that `cluster` names; empty if it names none."""
     addresses = (cluster.bootstrap_servers or "").split(",")
-    protocol = cluster.kafka_properties.get("security.protocol", "plaintext").lower()
+    protocol = cluster.broker_properties().get("security.protocol", "plaintext").lower()
     registry = without_secret(cluster.registry_url or "")
     server = {
         "protocol": "kafka-secure" if protocol.endswith("ssl") else "kafka",
