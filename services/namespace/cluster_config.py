@@ -37,6 +37,7 @@ RESERVED = frozenset(
         "logs",
         "recipes",
         "registry",
+        "stack-credentials",
         "tmp",
     }
 )
@@ -157,9 +158,19 @@ class ClusterConfig:
                     if password is not None:
                         yield name, unquote(password)
 
-    def connected(self, bootstrap_servers: str, registry_url: str) -> ClusterConfig:
-        """Returns the same configuration with the addresses of the broker and the registry."""
-        return replace(self, bootstrap_servers=bootstrap_servers, registry_url=registry_url)
+    def connected(
+        self, bootstrap_servers: str, registry_url: str, credentials: Path | None = None
+    ) -> ClusterConfig:
+        """Returns the same configuration with the addresses of the broker and the registry.
+
+        `credentials` are those of a local stack. Those that the configuration names go before.
+        """
+        return replace(
+            self,
+            bootstrap_servers=bootstrap_servers,
+            registry_url=registry_url,
+            credentials=self.credentials or credentials,
+        )
 
     def to_json(self) -> str:
         """Returns the configuration as one line, for a child process."""

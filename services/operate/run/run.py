@@ -71,12 +71,14 @@ class LocalRun:
         check: bool = False,
         on_interrupt: str = "stopping",
         dashboard: bool = False,
+        roles: Sequence[str] = (),
     ) -> None:
         """The first child serves its metrics on `metrics_port`, as `child_specs` has it.
 
         Only these `services` are started, by default all. With `end`, the run ends at once for this
         reason. With `check`, the parts of the recipe are tried before the namespace is created.
         `on_interrupt` says to people what Ctrl-C does. With `dashboard`, a dashboard runs beside.
+        With `roles`, the local stack is secure, as `local.up` says.
         """
         self.interrupted = asyncio.Event()
         """Set by Ctrl-C or SIGTERM. The run then pauses."""
@@ -107,7 +109,7 @@ class LocalRun:
         self._supervisor = Supervisor(specs, logs, preloader=preloader, on_change=say)
         scaled = scaled_specs(recipe, path, metrics_port) if services is None else []
         self._pool = LocalPool(self._supervisor, scaled, say)
-        self._stack = RunStack(cluster, on_progress=self._phase, on_restart=say)
+        self._stack = RunStack(cluster, self._phase, say, roles)
 
     async def execute(self) -> Summary:
         """Runs until the run ends or is paused. Raises the error that failed it."""
