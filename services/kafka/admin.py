@@ -67,7 +67,7 @@ class Admin:
         self._made: Consumer | None = None
 
     async def check(self) -> None:
-        """Raises DependencyError within 5 s if no broker answers, or 7 s if it refuses this client."""
+        """Raises DependencyError within 5 s if no broker answers, or 7 s if one refuses it."""
         await self._run(lambda: check_login(self._consumer(), self._settings))
 
     async def list_topics(self) -> dict[str, int]:
