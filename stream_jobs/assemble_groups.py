@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
@@ -32,6 +31,7 @@ from headrace.services.log.trace import enter_trace
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs.groups import GroupAssembler
 from headrace.stream_jobs.metrics.job_metrics import note_group, show_lag
+from headrace.stream_jobs.security.faust_credentials import faust_credentials
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ async def run(
     # It logs several errors a second while the broker is away. Errors that stay end the job anyway.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     (context.state / SERVICE).mkdir(parents=True, exist_ok=True)
-    app = _make_app(context, bootstrap_servers, _credentials(properties or {}))
+    app = _make_app(context, bootstrap_servers, faust_credentials(properties or {}, SERVICE))
     job = _GroupJob(context.log, GroupAssembler(context.recipe), lambda: app.consumer_generation_id)
     results = app.topic(
         context.log.topics.name(RESULTS), key_type=bytes, value_type=bytes, allow_empty=True
@@ -126,34 +126,6 @@ def _make_app(context: ServiceContext, bootstrap_servers: str, credentials: Any)
         # A broker that has just restarted may not list the topic yet. Then the group's leader
         # leaves the topic out, and looks again only after this time (five minutes by default).
         consumer_metadata_max_age_ms=3_000,
-    )
-
-
-def _credentials(properties: Mapping[str, str]) -> Any:
-    """Returns librdkafka's TLS and SASL properties as Faust's credentials; None for plain text."""
-    protocol = properties.get("security.protocol", "plaintext").lower()
-    context = None
-    if protocol.endswith("ssl"):
-        context = ssl.create_default_context(cafile=properties.get("ssl.ca.location"))
-        if "ssl.certificate.location" in properties:
-            context.load_cert_chain(
-                properties["ssl.certificate.location"],
-                properties.get("ssl.key.location"),
-                properties.get("ssl.key.password"),
-            )
-    if not protocol.startswith("sasl_"):
-        return faust.SSLCredentials(context) if context else None
-    mechanism = properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "PLAIN"))
-    if mechanism not in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
-        raise UsageError(
-            f"sasl.mechanism {mechanism}: {SERVICE} supports PLAIN, SCRAM-SHA-256 and "
-            f"SCRAM-SHA-512. Use one of them"
-        )
-    return faust.SASLCredentials(
-        username=properties.get("sasl.username"),
-        password=properties.get("sasl.password"),
-        ssl_context=context,
-        mechanism=mechanism,
     )
 
 

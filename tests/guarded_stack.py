@@ -28,7 +28,7 @@ def properties_of(user: str) -> dict[str, str]:
 
 @contextmanager
 def guarded_stack(
-    state: Path, monkeypatch: pytest.MonkeyPatch, users: Iterable[str]
+    state: Path, monkeypatch: pytest.MonkeyPatch, users: Iterable[str], administrator: str = "none"
 ) -> Iterator[tuple[local.LocalStack, str]]:
     """Yields the stack, and the broker's address for these users.
 
@@ -41,7 +41,7 @@ def guarded_stack(
         team = f"TEAM://127.0.0.1:{port}"
         more = {
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
-            "super.users": "User:ANONYMOUS",
+            "super.users": f"User:ANONYMOUS;User:{administrator}",
             "listeners": f"PLAINTEXT://127.0.0.1:{plain},CONTROLLER://127.0.0.1:{controller},{team}",
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{plain},{team}",
             "listener.security.protocol.map": (

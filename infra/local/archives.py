@@ -3,9 +3,9 @@
 python -m headrace.infra.local.archives
 
 It starts both servers once, on free ports and with no data, and ends them: then they write their
-archives. `make install` does this. Otherwise the first `headrace run` or `headrace down` starts it
-in the background, at low priority, when it has stopped its own servers. If it is killed, the guard
-of its servers ends them, and the next start finds no archive and works without one.
+archives. `make install` does this. No command of `headrace` does, because it would have to wait for
+it or leave a process behind. If the recorder is killed, the guard of its servers ends them, and the
+next start finds no archive and works without one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from headrace.infra.local.start import KINDS
 from headrace.services.base.files import private_folder
 
 _SCRATCH = "recorded-"
-_LOW_PRIORITY = 19
 
 
 def missing() -> bool:
@@ -63,20 +62,6 @@ def record() -> bool:
     except Cancelled:
         return False
     return True
-
-
-def record_later() -> None:
-    """Starts a process that records, unless all archives are there. Does not wait for it."""
-    try:
-        if missing():
-            folder = runtime.archives_folder(jars.cache_folder())
-            command = [sys.executable, "-m", "headrace.infra.local.archives"]
-            processes.spawn(
-                ["nice", "-n", str(_LOW_PRIORITY), *command],
-                log=folder / "recording.log",
-            )
-    except (OSError, HeadraceError):
-        return  # Only later starts are slower.
 
 
 def _remove(scratch: Path) -> None:

@@ -20,6 +20,7 @@ from headrace.errors import DependencyError
 from headrace.infra.local.detached import Cancelled
 from headrace.infra.local.jars import KAFKA_VERSION
 from headrace.infra.local.java_runtime import JavaRuntime
+from headrace.infra.local.security.secure_settings import broker_settings
 from headrace.services.base.files import describe_log, private
 
 HEAP = ("-Xms256m", "-Xmx512m")
@@ -177,10 +178,16 @@ def _run_format_tool(
     properties.unlink()
 
 
-def command(runtime: JavaRuntime, state: Path, port: int, controller_port: int) -> list[str]:
+def command(
+    runtime: JavaRuntime, state: Path, port: int, controller_port: int, *, secure: bool = False
+) -> list[str]:
     """Writes the broker's properties. Returns its command line, which must be run in `state`."""
+    text = render_properties(port, controller_port, "kafka")
+    if secure:  # Of two lines with one key, the last one counts.
+        more = broker_settings(port, controller_port)
+        text += "".join(f"{key}={value}\n" for key, value in more.items())
     properties = state / "kafka.properties"
-    properties.write_text(render_properties(port, controller_port, "kafka"))
+    properties.write_text(text)
     arguments = [*_QUIET, "kafka.Kafka", str(properties)]
     return runtime.command(state, "kafka", arguments)
 

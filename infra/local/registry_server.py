@@ -7,13 +7,15 @@ survives kill -9 as soon as a client has it. Records in the log name their schem
 from __future__ import annotations
 
 import http.client
+import ssl
 from pathlib import Path
 
 from headrace.infra.local.java_runtime import JavaRuntime
+from headrace.infra.local.security.secure_settings import write_registry_settings
 
 HEAP = ("-Xmx256m",)
 PATH = "/apis/ccompat/v7"
-_REQUEST_BOUND_S = 5.0
+_HOST, _REQUEST_BOUND_S = "127.0.0.1", 5.0
 
 _SETTINGS = {
     "quarkus.http.host": "127.0.0.1",
@@ -38,22 +40,40 @@ _SETTINGS = {
 }
 
 
-def command(runtime: JavaRuntime, state: Path, port: int) -> list[str]:
+def command(runtime: JavaRuntime, state: Path, port: int, *, secure: bool = False) -> list[str]:
     """Returns the registry's command line, which must be run in `state`."""
     settings = [f"-D{key}={value}" for key, value in _SETTINGS.items()]
+    if secure:  # In a file, because everybody can read a command line.
+        settings.append(f"-Dsmallrye.config.locations={write_registry_settings(state, port)}")
     arguments = [*settings, f"-Dquarkus.http.port={port}", "io.quarkus.runner.GeneratedMain"]
     return runtime.command(state, "registry", arguments)
 
 
-def is_ready(log: Path, port: int) -> bool:
-    """Returns whether the registry with this log answers. A port could be another process's."""
-    if f"http://127.0.0.1:{port}".encode() not in log.read_bytes():
+def is_ready(log: Path, port: int, authority: Path | None = None) -> bool:
+    """Returns whether the registry with this log answers. A port could be another process's.
+
+    `authority` is the file of the authority of a secure stack. That registry must refuse who has
+    no password.
+    """
+    protocol = "http" if authority is None else "https"
+    if f"{protocol}://127.0.0.1:{port}".encode() not in log.read_bytes():
         return False
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_REQUEST_BOUND_S)
+    expected, connection = http.HTTPStatus.OK, None
     try:
+        if authority is None:
+            connection = http.client.HTTPConnection(_HOST, port, timeout=_REQUEST_BOUND_S)
+        else:
+            expected, context = (
+                http.HTTPStatus.UNAUTHORIZED,
+                ssl.create_default_context(cafile=authority),
+            )
+            connection = http.client.HTTPSConnection(
+                _HOST, port, timeout=_REQUEST_BOUND_S, context=context
+            )
         connection.request("GET", f"{PATH}/subjects")
-        return connection.getresponse().status == http.HTTPStatus.OK
+        return connection.getresponse().status == expected
     except (OSError, http.client.HTTPException):
         return False
     finally:
-        connection.close()
+        if connection is not None:
+            connection.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from headrace.infra.local import detached as processes
 from headrace.infra.local import registry_server as registry
 from headrace.infra.local import stack_record as record
 from headrace.infra.local.detached import Interrupts, ProcessId
+from headrace.infra.local.security.stack_secrets import FOLDER, remove_secrets
 from headrace.infra.local.start import Start
 from headrace.infra.local.stop import take_down
 from headrace.services.base.files import private_folder
@@ -36,6 +37,8 @@ class LocalStack:
     registry_pid: int
     state: Path
     owner_pid: int | None  # it ends with this process; None means that it stays until `down`
+    credentials: Path | None = None  # the folder of credentials of a secure stack
+    valid_until: float | None = None  # when its certificates end, in Unix seconds
 
 
 def up(
@@ -47,6 +50,7 @@ def up(
     owner_pid: int | None = None,
     cancelled: Callable[[], bool] = lambda: False,
     record_archives: bool = False,
+    roles: Sequence[str] = (),
 ) -> LocalStack:
     """Finds the stack of `state`, or starts the servers that are missing, with their old data.
 
@@ -54,9 +58,12 @@ def up(
     uses the port that it had, else the usual one (9092, 8081), else a free one; 0 leaves the usual
     one out. A stack that this call starts ends when the process `owner_pid` ends, even if that is
     killed. A stack that already runs keeps its owner. With `record_archives`, servers without a
-    start-up archive start slower, and write one when they end, which takes seconds.
+    start-up archive start slower, and write one when they end, which takes seconds. With `roles`,
+    the servers accept only clients that authenticate: each role gets credentials, and so does the
+    administrator. Without them, the stack is as secure as it was at its last start.
 
-    Raises UsageError if a given port is taken or the extra `local` is not installed,
+    Raises UsageError if a given port is taken, the stack runs and is not secure, or an extra is not
+    installed,
     DependencyError if jars can't be fetched or a server does not start, Cancelled once
     `cancelled()` is true, and KeyboardInterrupt after Ctrl-C. Then it ends all that it has started.
     """
@@ -72,7 +79,7 @@ def up(
     def interrupted() -> bool:
         return interrupts.noted or cancelled()
 
-    start = Start(state, on_progress, asked, owner, interrupted, record_archives)
+    start = Start(state, on_progress, asked, owner, interrupted, roles, record_archives)
     try:
         with interrupts, processes.locked(state / "stack.lock", _LOCK_BOUND_S, interrupted):
             start.run()
@@ -111,6 +118,7 @@ def down(
             for folder in ("kafka", "kafka-format", "registry", "logs"):
                 shutil.rmtree(state / folder, ignore_errors=True)
             (state / "kafka.properties").unlink(missing_ok=True)
+            remove_secrets(state, forget=True)
         return ran
 
 
@@ -143,11 +151,14 @@ def _describe(state: Path, stack: record.Stack) -> LocalStack | None:
     broker, schemas = stack.servers.get("kafka"), stack.servers.get("registry")
     if not (broker and schemas and broker.serves and schemas.serves):
         return None
+    secure = stack.valid_until is not None
     return LocalStack(
         bootstrap_servers=f"127.0.0.1:{broker.port}",
-        registry_url=f"http://127.0.0.1:{schemas.port}{registry.PATH}",
+        registry_url=f"{'https' if secure else 'http'}://127.0.0.1:{schemas.port}{registry.PATH}",
         kafka_pid=broker.process.pid,
         registry_pid=schemas.process.pid,
         state=state,
         owner_pid=stack.owner.pid if stack.owner else None,
+        credentials=state / FOLDER if secure else None,
+        valid_until=stack.valid_until,
     )

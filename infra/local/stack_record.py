@@ -42,6 +42,9 @@ class Stack:
     servers: dict[ServerName, Server]
     owner: ProcessId | None  # the stack ends when this process does
     guard: ProcessId | None  # the process that ends the stack then
+    valid_until: float | None = (
+        None  # when its certificates end, in Unix seconds; None: it has none
+    )
 
 
 NOTHING = Stack({}, None, None)

@@ -19,6 +19,8 @@ from headrace.infra.local import kafka_server as kafka
 from headrace.infra.local import registry_server as registry
 from headrace.infra.local import stack_record as record
 from headrace.infra.local.detached import Cancelled, ProcessId
+from headrace.infra.local.security import stack_secrets as secrets
+from headrace.infra.local.security.stack_secrets import require_valid
 from headrace.infra.local.stop import STOP_BOUND_S, stop_servers, take_down
 from headrace.services.base.files import describe_log
 
@@ -40,19 +42,25 @@ class ServerKind:
     heap: tuple[str, ...]
     class_path: Callable[[jars.Pins, Path], tuple[Path, ...]]
     fetch: Callable[[jars.Pins, Path, Callable[[str], None], threading.Event], jars.Jars]
-    command: Callable[[runtime.JavaRuntime, Path, int], list[str]]
-    is_ready: Callable[[Path, int], bool]
+    command: Callable[[runtime.JavaRuntime, Path, int, bool], list[str]]
+    """Takes the runtime, the state folder, the port, and whether the stack is secure."""
+    is_ready: Callable[[Path, int, Path | None], bool]
+    """Takes the log, the port, and the authority of a secure stack."""
 
 
 KINDS: dict[record.ServerName, ServerKind] = {
     "kafka": ServerKind(
         "Kafka", jars.KAFKA_VERSION, 9092, kafka.HEAP, jars.kafka_class_path, jars.kafka_jars,
-        lambda run, state, port: kafka.command(run, state, port, processes.free_port(port)),
-        lambda log, _: kafka.is_ready(log),
+        lambda run, state, port, secure: kafka.command(
+            run, state, port, processes.free_port(port), secure=secure
+        ),
+        lambda log, *_: kafka.is_ready(log),
     ),
     "registry": ServerKind(
         "the registry", jars.REGISTRY_VERSION, 8081, registry.HEAP, jars.registry_class_path,
-        jars.registry_jars, registry.command, registry.is_ready,
+        jars.registry_jars,
+        lambda run, state, port, secure: registry.command(run, state, port, secure=secure),
+        registry.is_ready,
     ),
 }  # fmt: skip
 
@@ -66,6 +74,7 @@ class Start:
     asked: record.Ports
     owner: ProcessId | None
     interrupted: Callable[[], bool]  # only the thread of `run` calls it
+    roles: Sequence[str] = ()  # who gets credentials for a secure stack; none: it is as it was
     records: bool = False  # whether it records the start-up archives that are missing
     stack: record.Stack = record.NOTHING
     missing: list[record.ServerName] = field(default_factory=list)
@@ -83,6 +92,7 @@ class Start:
             raise Cancelled
         self.stack = record.load(self.state)
         self._refuse_other_ports()
+        self._settle_secrets()
         missing = [name for name in KINDS if not self._serves(name)]
         self._settle_owner(fresh=len(missing) == len(KINDS))
         if missing:
@@ -96,6 +106,24 @@ class Start:
     def _serves(self, name: record.ServerName) -> bool:
         server = self.stack.servers.get(name)
         return server is not None and server.serves
+
+    def _settle_secrets(self) -> None:
+        """Decides whether the stack is secure. If it is, makes what is missing for that."""
+        until = self.stack.valid_until
+        if not any(map(self._serves, KINDS)):
+            roles = self.roles or secrets.secure_roles(self.state)
+            until = secrets.keep_secrets(self.state, roles) if roles else None
+        elif until is None and self.roles:
+            raise UsageError(
+                f"the local stack of {self.state} runs without certificates: stop it first with "
+                "`headrace down`"
+            )
+        require_valid(until, self.state)
+        self._save(replace(self.stack, valid_until=until))
+
+    @property
+    def _secure(self) -> bool:
+        return self.stack.valid_until is not None
 
     def _refuse_other_ports(self) -> None:
         for name, port in self.asked.items():
@@ -197,7 +225,7 @@ class Start:
             if self.cancelled.is_set():
                 raise Cancelled
             self.on_progress(f"starting {kind.title} {kind.version} on port {port}")
-            command = kind.command(run, self.state, port)
+            command = kind.command(run, self.state, port, self._secure)
             process = processes.spawn(command, log=log, folder=self.state)
             server = record.Server(
                 process, kind.version, port, ready=False, recording=run.recording
@@ -238,7 +266,8 @@ class Start:
 
     def _wait_until_ready(self, kind: ServerKind, server: record.Server, log: Path) -> None:
         deadline = time.monotonic() + _READY_BOUND_S
-        while not kind.is_ready(log, server.port):
+        authority = self.state / secrets.FOLDER / "ca.pem" if self._secure else None
+        while not kind.is_ready(log, server.port, authority):
             if not server.process.alive:
                 raise DependencyError(f"{kind.title} ended while it started; {describe_log(log)}")
             if time.monotonic() > deadline:

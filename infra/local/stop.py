@@ -10,6 +10,7 @@ from pathlib import Path
 from headrace.infra.local import detached as processes
 from headrace.infra.local import java_runtime as runtime
 from headrace.infra.local import stack_record as record
+from headrace.infra.local.security.stack_secrets import remove_secrets
 
 STOP_BOUND_S = 20.0
 _UNREADY_BOUND_S = 2.0  # a server that is still starting has nothing to finish
@@ -19,7 +20,10 @@ _RECORDING_BOUND_S = 240.0  # as it ends, Java writes its archive: 8 s, but long
 def take_down(
     state: Path, stack: record.Stack, on_progress: Callable[[str], None] = lambda _: None
 ) -> bool:
-    """Ends all processes of `stack` and deletes its record. Returns whether a server ran."""
+    """Ends all processes of `stack`, and deletes its record and its secrets.
+
+    Returns whether a server ran.
+    """
     # End the guard first, because it would do the same. The caller may be the guard.
     if stack.guard and stack.guard.pid != os.getpid():
         processes.stop([stack.guard], STOP_BOUND_S)
@@ -29,6 +33,7 @@ def take_down(
     stop_servers(list(stack.servers.values()))
     (state / record.FILE).unlink(missing_ok=True)
     shutil.rmtree(state / "tmp", ignore_errors=True)
+    remove_secrets(state)
     return ran
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from pathlib import Path
 
 LOG_LINES = 20
@@ -28,6 +29,17 @@ def private_folder(path: Path) -> None:
 def private(path: str, flags: int) -> int:
     """The `opener` of a file that only this user can read, if `open` creates it."""
     return os.open(path, flags, 0o600)
+
+
+def known_to_all(path: Path, mode: int) -> bool:
+    """Returns whether every user of this machine can read a file that has this mode.
+
+    That is no error by itself: Kubernetes mounts secrets so that all users of a container can.
+    """
+    folders = path.resolve().parents
+    return bool(mode & stat.S_IROTH) and all(
+        folder.stat().st_mode & stat.S_IXOTH for folder in folders
+    )
 
 
 def file_digest(path: Path) -> bytes:

@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.secret_references import SecretReference, read_reference
+from headrace.services.base.files import known_to_all
 from headrace.services.base.redactor import MIN_CHARACTERS, MIN_SIMPLE_CHARACTERS, REDACTOR
 
 logger = logging.getLogger(__name__)
@@ -89,10 +90,7 @@ def _file(path: str) -> str:
         ) from None
     if len(data) > MAX_BYTES:
         raise _Unusable(f"the file {path} has more than {MAX_BYTES // 1024} KiB")
-    if mode & stat.S_IROTH and all(
-        folder.stat().st_mode & stat.S_IXOTH for folder in Path(path).resolve().parents
-    ):
-        # Not an error: a secret that Kubernetes mounts is readable by all users of the container.
+    if known_to_all(Path(path), mode):
         logger.warning("every user of this machine can read the secret %s. chmod 600 it", path)
     text = data.decode()
     return text.removesuffix("\n").removesuffix("\r") if text.endswith("\n") else text

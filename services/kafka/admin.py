@@ -37,6 +37,7 @@ from headrace.services.kafka.failures import (
     error_of,
     failure,
 )
+from headrace.services.kafka.security.login import check_login
 from headrace.services.kafka.visibility import has_leaders, sees_all
 
 REQUEST_S = 3.0
@@ -45,7 +46,6 @@ PATIENCE_S = 15.0
 CHANGE_S = 30.0
 """The limit for what brokers do on disk: they create and delete topics."""
 CHANGE = {"operation_timeout": CHANGE_S, "request_timeout": CHANGE_S}
-CHECK_S = 4.0
 RETRY_S = 0.05
 UNKNOWN_S = 4.0
 """How long a request is repeated after an `UNKNOWN` error."""
@@ -67,15 +67,8 @@ class Admin:
         self._made: Consumer | None = None
 
     async def check(self) -> None:
-        """Raises DependencyError within 5 s if no broker answers."""
-        servers = self._settings.bootstrap_servers
-        try:
-            await self._run(lambda: self._consumer().list_topics(timeout=CHECK_S))
-        except KafkaException as exception:
-            raise DependencyError(
-                f"no Kafka broker answers at {servers} ({error_of(exception).str()}). Start one "
-                f"with `headrace up`, or give your own with --bootstrap-servers"
-            ) from exception
+        """Raises DependencyError within 5 s if no broker answers, or 7 s if one refuses it."""
+        await self._run(lambda: check_login(self._consumer(), self._settings))
 
     async def list_topics(self) -> dict[str, int]:
         topics = (await self._list()).topics

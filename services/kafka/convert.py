@@ -23,10 +23,16 @@ from headrace.services.kafka.failures import as_failure
 WATERMARKS_S = 2.0
 
 
-def make_consumer(properties: Properties) -> Consumer:
-    """A consumer that logs to Headrace's log. Raises UsageError if a property is invalid."""
+def make_consumer(
+    properties: Properties, on_error: Callable[[KafkaError], None] | None = None
+) -> Consumer:
+    """A consumer that logs to Headrace's log. Raises UsageError if a property is invalid.
+
+    `on_error` gets what went wrong with connections, while the consumer polls.
+    """
+    noting = {} if on_error is None else {"error_cb": on_error}
     with as_failure("can't create a Kafka consumer"):
-        return Consumer(dict(properties), logger=logger)
+        return Consumer({**properties, **noting}, logger=logger)
 
 
 def make_producer(properties: Properties) -> Producer:

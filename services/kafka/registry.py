@@ -20,6 +20,15 @@ REQUEST_S = 5.0
 """The limit for connecting, and for each wait for an answer."""
 RETRIES = 2
 RETRY_MS = 100
+SETTINGS = (
+    "basic.auth.user.info",
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.key.location",
+    "ssl.key.password",
+)
+"""What a user may set of the client, mostly to authenticate: `USER:PASSWORD`, and paths of files in
+PEM."""
 MAX_UNKNOWN = 1_000
 UNKNOWN_FOR_S = 10.0
 """An id that the registry does not have is requested again after this: it may be assigned later."""
@@ -37,18 +46,32 @@ T = TypeVar("T")
 class Registry(SchemaRegistry):
     """A client of one registry. Safe to call from several threads."""
 
-    def __init__(self, url: str, known: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        known: Mapping[str, int] | None = None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         """`url` is the base URL; several URLs, separated by commas, are tried in turn.
 
         It has a path, a user and a password (`https://user:password@host/`) if the registry needs
-        them. `known` is what another client of this registry has `known`.
+        them. `known` is what another client of this registry has `known`. `properties` are more
+        settings of the client, one of `SETTINGS` each.
 
-        Raises UsageError if it is not an HTTP URL.
+        Raises UsageError if it is not an HTTP URL, or if a property is not known or names a file
+        that can't be used.
         """
         self._url = _PASSWORD.sub("//", url)
+        settings = dict(properties or {})
+        if unknown := sorted(settings.keys() - SETTINGS):
+            raise UsageError(
+                f"the property schema.registry.{unknown[0]} is not known. Use one of "
+                f"{', '.join(SETTINGS)}, each after schema.registry."
+            )
         try:
             self._client = SchemaRegistryClient(
-                {
+                settings
+                | {
                     "url": url,
                     "timeout": REQUEST_S,
                     "max.retries": RETRIES,
@@ -56,6 +79,12 @@ class Registry(SchemaRegistry):
                     "retries.max.wait.ms": 10 * RETRY_MS,
                 }
             )
+        except OSError as error:
+            raise UsageError(
+                f"the files of TLS for the registry at {self._url} can't be used: {error}. Check "
+                f"the paths in schema.registry.ssl.ca.location, .certificate.location and "
+                f".key.location"
+            ) from error
         except (ValueError, TypeError, httpx.InvalidURL) as error:
             raise UsageError(
                 f"{self._url!r} is not the URL of a schema registry. Write it like http://host:8081"

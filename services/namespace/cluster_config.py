@@ -18,6 +18,12 @@ from headrace.schemas.topics import NAME
 from headrace.services.base.files import private, private_folder
 from headrace.services.models.blobs import BlobStore
 from headrace.services.models.remote_blobs import open_blob_store
+from headrace.services.namespace.credentials import (
+    OPERATOR,
+    REGISTRY,
+    parse_properties,
+    read_credentials,
+)
 
 RECIPES = Path(__file__).parents[2] / "infra" / "recipes"
 """The folder of the recipes that ship with Headrace."""
@@ -31,24 +37,14 @@ RESERVED = frozenset(
         "logs",
         "recipes",
         "registry",
+        "stack-credentials",
         "tmp",
     }
 )
 """Names of folders in the state folder that no namespace may have."""
 
-_SECRET_PROPERTY = re.compile(r"password|secret|token|\.pem$|oauthbearer\.config$")
+_SECRET_PROPERTY = re.compile(r"password|secret|token|\.pem$|user\.info$|oauthbearer\.config$")
 """The properties of librdkafka that hold secrets."""
-
-
-def parse_properties(texts: Sequence[str]) -> dict[str, str]:
-    """Reads properties of librdkafka, each as `key=value`. Raises UsageError for any other text."""
-    properties = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError(f"the Kafka property {text!r} has no value: write key=value")
-        properties[key.strip()] = value
-    return properties
 
 
 @dataclass(frozen=True)
@@ -68,7 +64,12 @@ class ClusterConfig:
     namespace: str | None = None
     """The namespace. None means the recipe's name."""
     kafka_properties: Mapping[str, str] = field(default_factory=dict)
-    """Properties of librdkafka, for example `security.protocol`."""
+    """Properties of librdkafka, for example `security.protocol`. Those of the role come on top."""
+    credentials: Path | None = None
+    """A folder with a file of properties for each role, or the file of this one. See
+    `credentials.py`."""
+    role: str = OPERATOR
+    """As which role of `access_table.py` this process connects, if it has credentials."""
     schema_ids: Mapping[str, int] = field(default_factory=dict)
     """What `headrace run` knows of the registry, so that its processes need not ask again."""
 
@@ -110,7 +111,25 @@ class ClusterConfig:
             blobs=known("HEADRACE_BLOBS") or None,
             namespace=namespace or known("HEADRACE_NAMESPACE") or None,
             kafka_properties={**properties, **kafka_properties},
+            credentials=credentials_of(known("HEADRACE_CREDENTIALS")),
         )
+
+    def properties(self) -> dict[str, str]:
+        """Returns all properties of the role. Raises UsageError if its credentials are missing."""
+        own = {} if self.credentials is None else read_credentials(self.credentials, self.role)
+        return {**self.kafka_properties, **own}
+
+    def broker_properties(self) -> dict[str, str]:
+        """Returns the properties for clients of the brokers. Raises the same error."""
+        every = self.properties().items()
+        return {name: value for name, value in every if not name.startswith(REGISTRY)}
+
+    def registry_properties(self) -> dict[str, str]:
+        """Returns the properties for the client of the registry, without their prefix."""
+        every = self.properties().items()
+        return {
+            name.removeprefix(REGISTRY): value for name, value in every if name.startswith(REGISTRY)
+        }
 
     @property
     def blob_url(self) -> str:
@@ -131,7 +150,7 @@ class ClusterConfig:
 
     def secrets(self) -> Iterator[tuple[str, str]]:
         """Yields the name and the text of each secret: of Kafka's properties, and in URLs."""
-        for name, value in self.kafka_properties.items():
+        for name, value in self.properties().items():
             if _SECRET_PROPERTY.search(name):
                 yield name, value
         for name, urls in (("registry password", self.registry_url), ("blobs", self.blobs)):
@@ -141,19 +160,35 @@ class ClusterConfig:
                     if password is not None:
                         yield name, unquote(password)
 
-    def connected(self, bootstrap_servers: str, registry_url: str) -> ClusterConfig:
-        """Returns the same configuration with the addresses of the broker and the registry."""
-        return replace(self, bootstrap_servers=bootstrap_servers, registry_url=registry_url)
+    def connected(
+        self, bootstrap_servers: str, registry_url: str, credentials: Path | None = None
+    ) -> ClusterConfig:
+        """Returns the same configuration with the addresses of the broker and the registry.
+
+        `credentials` are those of a local stack. Those that the configuration names go before.
+        """
+        return replace(
+            self,
+            bootstrap_servers=bootstrap_servers,
+            registry_url=registry_url,
+            credentials=self.credentials or credentials,
+        )
 
     def to_json(self) -> str:
         """Returns the configuration as one line, for a child process."""
-        return json.dumps({**asdict(self), "state": str(self.state)})
+        return json.dumps(asdict(self), default=str)
 
     @classmethod
     def from_json(cls, text: str) -> ClusterConfig:
         """Returns the configuration that `to_json` has written."""
         tree = json.loads(text)
-        return cls(**{**tree, "state": Path(tree["state"])})
+        credentials = credentials_of(tree["credentials"])
+        return cls(**{**tree, "state": Path(tree["state"]), "credentials": credentials})
+
+
+def credentials_of(text: str | None) -> Path | None:
+    """Returns the folder or file of credentials that a variable or an option names."""
+    return Path(text).absolute() if text else None
 
 
 def read_recipe(name_or_path: str, settings: Sequence[str] = ()) -> Recipe:

@@ -22,7 +22,8 @@ from headrace.services.namespace.cluster_config import ClusterConfig
 def locate(cluster: ClusterConfig) -> ClusterConfig:
     """Fills in the addresses of the local stack if the configuration has no addresses.
 
-    Raises DependencyError if no local stack runs either.
+    The credentials of a secure local stack are used, unless others are named. Raises
+    DependencyError if no local stack runs either, or its certificates have ended.
     """
     if cluster.bootstrap_servers is not None:
         return cluster
@@ -34,7 +35,8 @@ def locate(cluster: ClusterConfig) -> ClusterConfig:
             f"no local stack runs in {cluster.state}. Start one with `headrace up`, or name a "
             "cluster with --bootstrap-servers and --registry-url"
         )
-    return cluster.connected(stack.bootstrap_servers, stack.registry_url)
+    local.require_valid(stack.valid_until, cluster.state)
+    return cluster.connected(stack.bootstrap_servers, stack.registry_url, stack.credentials)
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,9 @@ async def connect(cluster: ClusterConfig, source: str) -> AsyncIterator[Connecti
     assert cluster.registry_url is not None
     for name, secret in cluster.secrets():
         REDACTOR.add(name, secret)
-    registry = Registry(cluster.registry_url, cluster.schema_ids)
+    registry = Registry(cluster.registry_url, cluster.schema_ids, cluster.registry_properties())
     broker = KafkaBroker(
-        KafkaSettings(cluster.bootstrap_servers, f"headrace-{source}", cluster.kafka_properties)
+        KafkaSettings(cluster.bootstrap_servers, f"headrace-{source}", cluster.broker_properties())
     )
     try:
         await broker.check()

@@ -26,6 +26,7 @@ def variables_of(cluster: ClusterConfig) -> dict[str, str]:
         "HEADRACE_KAFKA_PROPERTIES": " ".join(
             f"{name}={value}" for name, value in cluster.kafka_properties.items()
         ),
+        "HEADRACE_CREDENTIALS": str(cluster.credentials or ""),
     }
     return {name: value for name, value in variables.items() if value}
 

@@ -78,6 +78,11 @@ _CLUSTER = (
         envvar="HEADRACE_KAFKA_PROPERTIES", show_envvar=True,
         help="A librdkafka property, for example security.protocol=SSL. Repeatable.",
     ),
+    click.option(
+        "--credentials", metavar="FOLDER|FILE", envvar="HEADRACE_CREDENTIALS", show_envvar=True,
+        type=click.Path(), help="A folder with a file SERVICE.properties of librdkafka properties "
+        "for each service, and operator.properties for commands; or one such file.",
+    ),
 )  # fmt: skip
 
 
@@ -95,12 +100,15 @@ def metrics_options(command: F) -> F:
     return command
 
 
-def cluster_of(options: dict[str, Any]) -> ClusterConfig:
+def cluster_of(options: dict[str, Any], role: str | None = None) -> ClusterConfig:
     """Removes the cluster options from a command's options and returns them as a configuration.
+
+    `role` is the command's role, if it is not the operator's.
 
     Raises UsageError if they contradict each other.
     """
-    from headrace.services.namespace.cluster_config import ClusterConfig, parse_properties
+    from headrace.services.namespace.cluster_config import ClusterConfig, credentials_of
+    from headrace.services.namespace.credentials import OPERATOR, parse_properties
 
     return ClusterConfig(
         state=Path(options.pop("state")),
@@ -109,6 +117,8 @@ def cluster_of(options: dict[str, Any]) -> ClusterConfig:
         blobs=options.pop("blobs") or None,
         namespace=options.pop("namespace") or None,
         kafka_properties=parse_properties(options.pop("kafka_properties")),
+        credentials=credentials_of(options.pop("credentials")),
+        role=role or OPERATOR,
     )
 
 
@@ -118,16 +128,18 @@ def in_namespace(
     work: Callable[[EventLog, RunLife], Awaitable[T]],
     *,
     writing: bool = False,
+    role: str | None = None,
 ) -> T:
     """Runs `work` on the log and the life of the namespace that the cluster options name.
 
-    Unless `writing`, the log is read-only. `source` names the command to the broker.
+    Unless `writing`, the log is read-only. `source` names the command to the broker. `role` is that
+    of `cluster_of`.
     """
     import asyncio
 
     from headrace.services.namespace.lookup import open_namespace
 
-    cluster = cluster_of(options)
+    cluster = cluster_of(options, role)
 
     async def run() -> T:
         async with open_namespace(cluster, source, writing=writing) as (log, life):

@@ -203,6 +203,35 @@ def test_a_run_learns_with_these_acls_alone_and_nobody_may_do_more(
         check_transactional_ids(team)
 
 
+def test_one_command_runs_each_service_with_its_own_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The administrator's file creates the ACLs. No principal may do the work of another one."""
+    users = [f"headrace-{role}" for role in ACCESS]
+    folder = tmp_path / "credentials"
+    folder.mkdir(mode=0o700)
+    with guarded_stack(tmp_path / "stack", monkeypatch, [*users, "root"], "root") as found:
+        team = Team(*found, tmp_path)
+        for role, user in {
+            **{one: f"headrace-{one}" for one in ACCESS},
+            "administrator": "root",
+        }.items():
+            lines = "".join(f"{key}={value}\n" for key, value in properties_of(user).items())
+            (folder / f"{role}.properties").write_text(lines)
+        variables = {**team.variables("operator"), "HEADRACE_CREDENTIALS": str(folder)}
+        del variables["HEADRACE_KAFKA_PROPERTIES"]
+        words = ("run", str(team.recipe_file), "--set", f"stop.versions={VERSIONS}", "--no-check")
+        env = (folder / "env.properties").rename(folder / "env.hidden")
+        missing = run_command(words, variables, timeout_s=RUN_S)
+        assert missing.returncode == 2, missing.stderr
+        assert "can't read the credentials of env" in missing.stderr
+        env.rename(folder / "env.properties")
+        done = run_command((*words, "--json"), variables, timeout_s=RUN_S)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["versions"]["default"] >= VERSIONS
+        check_operations(team)
+
+
 def check_operations(team: Team) -> None:
     """The broker itself says what each role may do with each topic and group."""
     names = [topic.name for topic in team.topics]

@@ -65,7 +65,7 @@ def acls(
     from headrace.services.namespace.access_table import ACCESS
     from headrace.services.namespace.cluster_config import read_recipe
     from headrace.services.namespace.lookup import topics_of
-    from headrace.services.operate.acls.acl_permissions import permissions, principals_of
+    from headrace.services.operate.acls.grant import permissions_of
     from headrace.services.operate.acls.strimzi_users import kafka_users
 
     if unknown := [role for role in roles if role not in ACCESS]:
@@ -75,14 +75,12 @@ def acls(
     cluster = cluster_of(dict(options))
     resolved = read_recipe(recipe, settings)
     topics = topics_of(resolved, cluster.namespace or resolved.name)
-    found: dict[str, dict[Permission, None]] = {}  # roles of one principal may overlap
-    for role, name in principals_of(principal, roles).items():
-        found.setdefault(name, {}).update(dict.fromkeys(permissions(topics, role, name)))
+    found = permissions_of(topics, principal, roles)
     every = [one for of_one in found.values() for one in of_one]
     if as_json:
         print_json([one._asdict() for one in every])
     elif strimzi is not None:
-        echo(kafka_users({name: list(of_one) for name, of_one in found.items()}, strimzi))
+        echo(kafka_users(found, strimzi))
     elif create:
         _create(cluster, every)
     else:
@@ -94,11 +92,14 @@ def acls(
 
 
 def _create(cluster: ClusterConfig, found: list[Permission]) -> None:
+    from dataclasses import replace
+
     from headrace.services.kafka.client_settings import KafkaSettings
     from headrace.services.kafka.visibility import create_acls
     from headrace.services.namespace.connect import locate
+    from headrace.services.namespace.credentials import ADMINISTRATOR
 
-    located = locate(cluster)
+    located = locate(replace(cluster, role=ADMINISTRATOR))
     servers = str(located.bootstrap_servers)
-    create_acls(KafkaSettings(servers, "headrace-acls", located.kafka_properties), found)
+    create_acls(KafkaSettings(servers, "headrace-acls", located.broker_properties()), found)
     say(f"the brokers at {servers} have these {len(found)} ACLs now")

@@ -49,6 +49,7 @@ def apply(
     from headrace.services.namespace.cluster_config import read_recipe, write_resolved
     from headrace.services.namespace.connect import connect, locate
     from headrace.services.namespace.lookup import topics_of
+    from headrace.services.operate.acls.grant import grant_access
     from headrace.services.operate.check.checking import check_in_child
     from headrace.services.operate.find_versions import resolve
     from headrace.services.operate.processes import spawn
@@ -61,11 +62,13 @@ def apply(
     topics = topics_of(resolved, namespace)
 
     async def run() -> str:
-        async with connect(locate(cluster), "apply") as connection:
+        located = locate(cluster)
+        async with connect(located, "apply") as connection:
             fetch = partial(fetch_models, resolved, cluster, say, weights=False)
             await asyncio.to_thread(fetch)
             if not no_check and await find_run(connection.log(topics)) is None:
                 await check_in_child(write_resolved(resolved, cluster.state), spawn, say)
+            await grant_access(located, topics)
             _, life = await open_and_apply(connection, resolved, namespace)
             return life.state
 

@@ -70,7 +70,7 @@ def contract_document(topics: Topics, recipe: Recipe, cluster: ClusterConfig) ->
     """
     events = {one.topic.event for one in topics if one.topic.event is not None}
     messages = {event.__name__: _message(event) for event in sorted(events, key=_name)}
-    schemes = security_schemes(cluster.kafka_properties)
+    schemes = security_schemes(cluster.broker_properties())
     return {
         "asyncapi": "3.0.0",
         "info": {

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from headrace.services.kafka.security.client_security import OAUTHBEARER, ClientSecurity
 from headrace.services.namespace.cluster_config import ClusterConfig
 
 APICURIO = "/apis/ccompat/"
 """Part of the path of Apicurio's registry, where it speaks the protocol of Confluent's."""
-CLIENT_CERTIFICATES = ("ssl.certificate.location", "ssl.certificate.pem", "ssl.keystore.location")
-"""Properties of librdkafka, one of which names the client's certificate."""
 _MECHANISMS = {
     "PLAIN": {"type": "plain"},
     "SCRAM-SHA-256": {"type": "scramSha256"},
@@ -23,19 +22,16 @@ _MECHANISMS = {
 def security_schemes(properties: Mapping[str, str]) -> dict[str, Any]:
     """Returns the security schemes of AsyncAPI that librdkafka's properties mean, by name.
 
-    Empty if clients don't authenticate.
+    Empty if clients don't authenticate. Raises UsageError for a protocol that does not exist.
     """
-    protocol = properties.get("security.protocol", "plaintext").lower()
-    if protocol == "ssl":
-        has_certificate = any(name in properties for name in CLIENT_CERTIFICATES)
+    security = ClientSecurity.of(properties)
+    if security.mechanism is None:
         text = "A client certificate (mutual TLS)."
-        return {"mtls": {"type": "X509", "description": text}} if has_certificate else {}
-    if not protocol.startswith("sasl"):
-        return {}
-    mechanism = properties.get("sasl.mechanism", properties.get("sasl.mechanisms", "GSSAPI"))
-    name = mechanism.lower()
-    if mechanism != "OAUTHBEARER":
-        return {name: _MECHANISMS[mechanism]} if mechanism in _MECHANISMS else {}
+        authenticates = security.tls and security.has_certificate
+        return {"mtls": {"type": "X509", "description": text}} if authenticates else {}
+    name = security.mechanism.lower()
+    if security.mechanism != OAUTHBEARER:
+        return {name: _MECHANISMS[security.mechanism]} if security.mechanism in _MECHANISMS else {}
     token_url = properties.get("sasl.oauthbearer.token.endpoint.url", "")
     if not token_url:
         return {name: {"type": "http", "scheme": "bearer", "bearerFormat": "JWT"}}
@@ -47,7 +43,7 @@ def security_schemes(properties: Mapping[str, str]) -> dict[str, Any]:
 def servers(cluster: ClusterConfig, schemes: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a server for each broker that `cluster` names; empty if it names none."""
     addresses = (cluster.bootstrap_servers or "").split(",")
-    protocol = cluster.kafka_properties.get("security.protocol", "plaintext").lower()
+    protocol = cluster.broker_properties().get("security.protocol", "plaintext").lower()
     registry = without_secret(cluster.registry_url or "")
     server = {
         "protocol": "kafka-secure" if protocol.endswith("ssl") else "kafka",

@@ -121,7 +121,7 @@ async def _checked(check: Awaitable[Finding]) -> Finding:
 
 async def _permissions(cluster: ClusterConfig, log: EventLog, found: Diagnosis) -> None:
     settings = KafkaSettings(
-        str(cluster.bootstrap_servers), "headrace-doctor", cluster.kafka_properties
+        str(cluster.bootstrap_servers), "headrace-doctor", cluster.broker_properties()
     )
     existing = await log.broker.list_topics()
     hidden = [topic.name for topic in log.topics if topic.name not in existing]

@@ -69,6 +69,11 @@ def _ready(
     "--dashboard", is_flag=True,
     help="Show the run in a browser, too: print the address of `headrace dashboard` to stderr.",
 )  # fmt: skip
+@click.option(
+    "--secure", is_flag=True,
+    help="Start the local stack as `headrace up --secure` does, with credentials of its own for "
+    "each service.",
+)  # fmt: skip
 @quiet_option
 @json_option
 @click.option(
@@ -83,6 +88,7 @@ def run(
     checks: tuple[Check, ...],
     no_check: bool,
     dashboard: bool,
+    secure: bool,
     quiet: bool,
     as_json: bool,
     metrics_port: int,
@@ -109,10 +115,16 @@ def run(
     import asyncio
     from dataclasses import asdict
 
+    from headrace.services.namespace.access_table import ACCESS
     from headrace.services.operate.run.report import command_line
     from headrace.services.operate.run.run import LocalRun
 
     cluster = cluster_of(options)
+    if secure and cluster.bootstrap_servers is not None:
+        raise click.UsageError(
+            "--secure is for the local stack: leave it out with --bootstrap-servers, and give "
+            "the credentials of your cluster with --credentials"
+        )
     whole = LocalRun(
         _ready(recipe, settings, cluster, say_unless(quiet)),
         cluster,
@@ -121,6 +133,7 @@ def run(
         metrics_port=metrics_port,
         check=not no_check,
         dashboard=dashboard,
+        roles=tuple(ACCESS) if secure else (),
         on_interrupt=f"pausing the run; `{command_line()}` continues it",
     )
     summary = asyncio.run(whole.execute())

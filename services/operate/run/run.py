@@ -13,7 +13,6 @@ import time
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import aclosing, asynccontextmanager, closing, suppress
 from dataclasses import replace
-from pathlib import Path
 
 from rich.console import Console
 
@@ -21,20 +20,20 @@ from headrace.errors import CheckFailed, DependencyError, HeadraceError, Interru
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import TASKS
 from headrace.services.base.concurrency import until_first
-from headrace.services.base.files import private_folder
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.namespace.apply import lags, open_and_apply
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import connect
-from headrace.services.namespace.lookup import MOST_RUNS
+from headrace.services.namespace.lookup import topics_of
 from headrace.services.namespace.run_life import RunLife, enter, follow_life
+from headrace.services.operate.acls.grant import grant_access
 from headrace.services.operate.autoscale.local_pool import LocalPool
 from headrace.services.operate.check.checking import check_in_child
 from headrace.services.operate.dashboard_child import show_dashboard
 from headrace.services.operate.gateway_watch import watch_of_gateway
 from headrace.services.operate.processes import Preloader
-from headrace.services.operate.run.children import child_specs, scaled_specs
+from headrace.services.operate.run.children import child_specs, scaled_specs, services_of
 from headrace.services.operate.run.choose_namespace import choose_namespace
 from headrace.services.operate.run.live_view import Status, make_view
 from headrace.services.operate.run.log_notes import LogNotes
@@ -72,12 +71,14 @@ class LocalRun:
         check: bool = False,
         on_interrupt: str = "stopping",
         dashboard: bool = False,
+        roles: Sequence[str] = (),
     ) -> None:
         """The first child serves its metrics on `metrics_port`, as `child_specs` has it.
 
         Only these `services` are started, by default all. With `end`, the run ends at once for this
         reason. With `check`, the parts of the recipe are tried before the namespace is created.
         `on_interrupt` says to people what Ctrl-C does. With `dashboard`, a dashboard runs beside.
+        With `roles`, the local stack is secure, as `local.up` says.
         """
         self.interrupted = asyncio.Event()
         """Set by Ctrl-C or SIGTERM. The run then pauses."""
@@ -94,6 +95,7 @@ class LocalRun:
         """The tasks that run beside the children. If one ends, its error ends the run."""
         self._path = path = write_resolved(recipe, cluster.state)
         self._check, self._dashboard = check, dashboard
+        self._services = services_of(recipe) if services is None else services
         specs = child_specs(recipe, path, metrics_port, services)
         invites = end is None and any(spec.name == "gateway" for spec in specs)
         gateway = watch_of_gateway() if invites else None
@@ -107,7 +109,7 @@ class LocalRun:
         self._supervisor = Supervisor(specs, logs, preloader=preloader, on_change=say)
         scaled = scaled_specs(recipe, path, metrics_port) if services is None else []
         self._pool = LocalPool(self._supervisor, scaled, say)
-        self._stack = RunStack(cluster, on_progress=self._phase, on_restart=say)
+        self._stack = RunStack(cluster, self._phase, say, roles)
 
     async def execute(self) -> Summary:
         """Runs until the run ends or is paused. Raises the error that failed it."""
@@ -169,10 +171,12 @@ class LocalRun:
             namespace = await choose_namespace(
                 connection, self._recipe, self._cluster.namespace, self._stack.ours, self._view.say
             )
+            await grant_access(cluster, topics_of(self._recipe, namespace), self._services)
             if self.interrupted.is_set():
                 raise Interrupted("interrupted before the run began")
             log, self._life = await open_and_apply(connection, self._recipe, namespace)
-            self._settle_logs(namespace)
+            self._supervisor.settle_logs(self._cluster.folder(namespace).absolute())
+            self._status.logs = self._supervisor.logs
             cluster = replace(cluster, namespace=namespace, schema_ids=connection.registry.known)
             self._supervisor.send_cluster(cluster.to_json())
             self._status.name, self._status.progress = namespace, self.progress
@@ -184,16 +188,6 @@ class LocalRun:
                     self._supervisor.release()
                     await enter(log, "ended", self._recipe, reason)
             return Summary.of(self._status, namespace, reason, self.progress)
-
-    def _settle_logs(self, namespace: str) -> None:
-        """Moves the children's logs to the namespace's folder. Logs of earlier commands stay."""
-        logs = self._cluster.folder(namespace).absolute() / "logs"
-        private_folder(logs.parent)
-        if logs.exists():
-            number = next(n for n in range(1, MOST_RUNS) if not Path(f"{logs}-{n}").exists())
-            logs.rename(f"{logs}-{number}")
-        self._supervisor.logs.rename(logs)
-        self._supervisor.logs = self._status.logs = logs
 
     @asynccontextmanager
     async def _following(self, log: EventLog, cluster: ClusterConfig) -> AsyncIterator[None]:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from headrace.errors import DependencyError, Interrupted, UsageError
 from headrace.infra import local
-from headrace.infra.local import archives
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import locate
 
@@ -28,6 +27,8 @@ class RunStack:
     cluster: ClusterConfig
     on_progress: Callable[[str], None]
     on_restart: Callable[[str], None]
+    roles: Sequence[str] = ()
+    """The roles of a secure stack that is started; none: it is as it was."""
     ours: bool = False
     """Whether this run started it."""
 
@@ -46,12 +47,15 @@ class RunStack:
                 on_progress=self.on_progress,
                 owner_pid=os.getpid(),
                 cancelled=interrupted,
+                roles=self.roles,
             )
         except local.Cancelled:
             raise Interrupted("interrupted before the run began") from None
         # A stack that was already there keeps its owner.
         self.ours = stack.owner_pid == os.getpid()
-        return self.cluster.connected(stack.bootstrap_servers, stack.registry_url)
+        return self.cluster.connected(
+            stack.bootstrap_servers, stack.registry_url, stack.credentials
+        )
 
     async def watch(self, connected: ClusterConfig) -> None:
         """Restarts a local broker or registry that died, with the same data and ports."""
@@ -73,7 +77,6 @@ class RunStack:
         """Stops the stack if this run started it."""
         if self.ours:
             await asyncio.to_thread(local.down, self.cluster.state)
-            archives.record_later()
 
 
 @asynccontextmanager

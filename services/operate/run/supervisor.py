@@ -21,6 +21,7 @@ from pathlib import Path
 
 from headrace.errors import HeadraceError, RecordsLost, UsageError
 from headrace.services.base.files import describe_log, private, private_folder
+from headrace.services.namespace.lookup import MOST_RUNS
 from headrace.services.operate.processes import (
     ENDED_UNSEEN,
     NEVER_BORN,
@@ -167,6 +168,16 @@ class Supervisor:
         self._cluster = line
         for child in self._children:
             self._send(child)
+
+    def settle_logs(self, folder: Path) -> None:
+        """Moves the children's logs into the namespace's folder. Logs of earlier commands stay."""
+        logs = folder / "logs"
+        private_folder(folder)
+        if logs.exists():
+            number = next(n for n in range(1, MOST_RUNS) if not Path(f"{logs}-{n}").exists())
+            logs.rename(f"{logs}-{number}")
+        self.logs.rename(logs)
+        self.logs = logs
 
     async def watch(self) -> None:
         """Returns when all children have ended. Raises as soon as one can't be kept alive."""

@@ -70,6 +70,7 @@ def serve(
     if drain and service not in DRAINING:
         raise UsageError(f"--drain is only for {', '.join(DRAINING)}: leave it out for {service}")
     if parent_fd is None:  # Otherwise `run` has done it.
+        cluster = replace(cluster, role=service)
         recipe = resolve(recipe, cluster, logger.info)
         fetch_models(recipe, cluster, logger.info, weights=service == "trainer")
     limit_threads(recipe, service, policy)
@@ -89,7 +90,7 @@ def serve(
         if not line:
             logger.info("the parent process ended before it said where to connect")
             return
-        cluster = ClusterConfig.from_json(line.decode())
+        cluster = replace(ClusterConfig.from_json(line.decode()), role=service)
         # So the run's local broker lives until this process ends, even if `run` is killed.
         private_folder(cluster.state)
         local.hold(cluster.state)

@@ -52,7 +52,7 @@ def load_service(name: str, recipe: Recipe, policy: str | None = None, listen: s
             from headrace.stream_jobs import assemble_groups
 
             return lambda context, cluster: assemble_groups.run(
-                context, str(cluster.bootstrap_servers), cluster.kafka_properties
+                context, str(cluster.bootstrap_servers), cluster.broker_properties()
             )
         case "assemble-batches":
             from headrace.stream_jobs import assemble_batches

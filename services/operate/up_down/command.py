@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -21,31 +22,46 @@ _PORT = click.IntRange(1, 65_535)
     "--registry-port", metavar="PORT", type=_PORT,
     help="Port of the registry. [default: the port it had before, else 8081, else a free port]",
 )  # fmt: skip
+@click.option(
+    "--secure", is_flag=True,
+    help="Accept only clients with a certificate, and refuse them what `headrace acls` does not "
+    "allow. A stack that was secure stays so until `headrace down --wipe`.",
+)  # fmt: skip
 @json_option
-def up(state: str, kafka_port: int | None, registry_port: int | None, as_json: bool) -> None:
+def up(
+    state: str, kafka_port: int | None, registry_port: int | None, secure: bool, as_json: bool
+) -> None:
     """Start a local Kafka and schema registry.
 
     Both are real servers that listen on 127.0.0.1 only. They keep their data in --state and run
     until `headrace down`. Commands without --bootstrap-servers use them. Prints shell commands that
-    set HEADRACE_BOOTSTRAP_SERVERS and HEADRACE_REGISTRY_URL for other programs.
+    set HEADRACE_BOOTSTRAP_SERVERS and HEADRACE_REGISTRY_URL for other programs, and with --secure
+    also HEADRACE_CREDENTIALS, the folder with the credentials of each role.
 
     \b
     Examples:
       headrace up
+      headrace up --secure
       eval "$(headrace up)"
     """
     from headrace.infra import local
+    from headrace.services.namespace.access_table import ACCESS
 
     stack = local.up(
-        Path(state), on_progress=say, kafka_port=kafka_port, registry_port=registry_port
+        Path(state),
+        on_progress=say,
+        kafka_port=kafka_port,
+        registry_port=registry_port,
+        roles=tuple(ACCESS) if secure else (),
     )
     if as_json:
-        print_json(
-            {"bootstrap_servers": stack.bootstrap_servers, "registry_url": stack.registry_url}
-        )
+        found = {"bootstrap_servers": stack.bootstrap_servers, "registry_url": stack.registry_url}
+        print_json(found | ({"credentials": str(stack.credentials)} if stack.credentials else {}))
         return
     click.echo(f"export HEADRACE_BOOTSTRAP_SERVERS={stack.bootstrap_servers}")
     click.echo(f"export HEADRACE_REGISTRY_URL={stack.registry_url}")
+    if stack.credentials is not None:
+        click.echo(f"export HEADRACE_CREDENTIALS={shlex.quote(str(stack.credentials))}")
 
 
 @click.command()
@@ -54,7 +70,8 @@ def up(state: str, kafka_port: int | None, registry_port: int | None, as_json: b
 def down(state: str, wipe: bool) -> None:
     """Stop the local stack of --state.
 
-    Its data stays, and the next `headrace up` uses it again, unless you give --wipe.
+    Its data stays, and the next `headrace up` uses it again, unless you give --wipe. The secrets of
+    a secure stack are deleted; the next `headrace up` makes new ones.
 
     \b
     Examples:
@@ -62,9 +79,6 @@ def down(state: str, wipe: bool) -> None:
       headrace down --wipe
     """
     from headrace.infra import local
-    from headrace.infra.local import archives
 
     stopped = local.down(Path(state), wipe=wipe)
-    if stopped:
-        archives.record_later()
     say("stopped" if stopped else f"no local stack was running in {state}")

@@ -64,7 +64,7 @@ class SideWatch:
     def _broker_folders(self) -> dict[str, Path]:
         if self._of_broker is None and self._cluster.bootstrap_servers:
             settings = KafkaSettings(
-                self._cluster.bootstrap_servers, "headrace-disks", self._cluster.kafka_properties
+                self._cluster.bootstrap_servers, "headrace-disks", self._cluster.broker_properties()
             )
             try:
                 found = log_folders_here(settings, ASK_S)

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import DependencyError, UsageError
+from headrace.errors import DependencyError
 from headrace.schemas.codec import Codec
 from headrace.schemas.events import EVENTS, GroupClosed
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
 from headrace.services.kafka.broker import Outgoing, Partition, Position
 from headrace.services.log.event_log import EventLog
-from headrace.stream_jobs.assemble_groups import IN_FLIGHT, _credentials, _GroupJob
+from headrace.stream_jobs.assemble_groups import IN_FLIGHT, _GroupJob
 from headrace.stream_jobs.groups import GroupAssembler
 from tests.memory.memory_registry import MemoryRegistry
 from tests.unit.stream_jobs.test_groups import a_recipe, a_task, an_outcome
@@ -218,20 +218,3 @@ def test_a_group_is_the_same_whenever_its_result_is_read() -> None:
     first = asyncio.run(groups())
     assert first == asyncio.run(groups())
     assert [group.ended for group in first] == [1_500, 1_500]
-
-
-def test_security_properties_become_fausts() -> None:
-    assert _credentials({"client.rack": "a"}) is None
-    assert _credentials({"security.protocol": "SSL"}).protocol.value == "SSL"
-    scram = _credentials(
-        {
-            "security.protocol": "sasl_ssl",
-            "sasl.mechanism": "SCRAM-SHA-512",
-            "sasl.username": "name",
-            "sasl.password": "word",
-        }
-    )
-    assert (scram.protocol.value, scram.mechanism.value) == ("SASL_SSL", "SCRAM-SHA-512")
-    assert (scram.username, scram.password) == ("name", "word")
-    with pytest.raises(UsageError, match="GSSAPI"):
-        _credentials({"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI"})

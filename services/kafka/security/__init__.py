@@ -1,0 +1,1 @@
+"""How a client authenticates: librdkafka's properties, for clients that are not librdkafka."""

@@ -1,0 +1,1 @@
+"""How a stream job authenticates."""
