@@ -36,7 +36,9 @@ from headrace.trainer.sequences import Stopped, UnusableBatch
 from headrace.trainer.versions import StoredVersion
 
 if TYPE_CHECKING:
-    from headrace.trainer.learner import Learner  # It imports torch, which is not needed here.
+    # They import torch, which is not needed here.
+    from headrace.trainer.learner import Learner
+    from headrace.trainer.ranks.shared_learner import SharedLearner
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ class Trainer:
         self,
         context: ServiceContext,
         publisher: Publisher,
-        learner: Learner,
+        learner: Learner | SharedLearner,
         torch_thread: ThreadPoolExecutor,
     ) -> None:
         settings = context.recipe.policies[publisher.policy].training
@@ -322,7 +324,9 @@ class Trainer:
         await self._finish_publishing()
         if self._stored is None or self._version == self._saved:
             return
-        checkpoint = Checkpoint(self._version, self._offset, self._stored.digest)
+        checkpoint = Checkpoint(
+            self._version, self._offset, self._stored.digest, self._learner.processes
+        )
         await self._in_thread(lambda: self._checkpoints.save(checkpoint, self._learner.save))
         self._saved = self._version
 

@@ -101,7 +101,7 @@ def gradients(one: Learner, sequences: list[TokenSequence], max_tokens: int) -> 
     one._note_start(plan, None, logprobs=False)
     critic.estimate([plan])
     for chosen, tokens in plan.micro_batches:
-        one._backward(plan, chosen, tokens, None, Totals(one._loss))
+        one._backward(plan, one._forward.collate(chosen), tokens, None, Totals(one._loss))
     found = {name: master.grad for name, master in one._masters.by_name.items()}
     return found | {"critic": critic._weights.grad}
 
