@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from headrace.errors import UsageError
+from headrace.schemas.recipe.learning.lora_settings import check_processes
 from headrace.schemas.recipe.policy import Policy, Training
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.models.torch_models import DTYPES
@@ -40,9 +41,9 @@ async def run(
     name = _policy_name(context, policy)
     settings = context.recipe.policies[name]
     folder = model_folder(settings.model, weights=True)
-    outside = outside_rank()
-    if outside is not None and outside[0] > 0 and settings.training is not None:
-        await _follow(context, settings.training, *outside)
+    rank, size = _place(settings)
+    if rank > 0 and settings.training is not None:
+        await _follow(context, settings.training, rank, size)
         return
     async with sole_publisher(context, name) as publisher:
         publisher.history.skipped.update(skipped)
@@ -52,7 +53,7 @@ async def run(
         # All work with torch happens in one thread: the asyncio loop stays responsive, and no two
         # calls run in parallel.
         with ThreadPoolExecutor(1, thread_name_prefix="torch") as torch_thread:
-            if settings.training.processes > 1 or outside is not None:
+            if size > 1:
                 async with started_ranks(settings.training) as ranks:
                     work = _train_together(context, publisher, settings, ranks, torch_thread)
                     await ranks.watch(work)
@@ -61,6 +62,21 @@ async def run(
             learner = await loop.run_in_executor(torch_thread, Learner, folder, settings)
             publisher = await asyncio.to_thread(publisher.with_base, learner.base, settings.lora)
             await Trainer(context, publisher, learner, torch_thread).run()
+
+
+def _place(settings: Policy) -> tuple[int, int]:
+    """Returns the rank of this process, and how many train the policy together.
+
+    Raises UsageError if several were started from outside, and the policy can't use them.
+    """
+    outside = outside_rank()
+    if settings.training is None or outside is None:
+        return 0, 1 if settings.training is None else settings.training.processes
+    try:
+        check_processes(settings.lora, outside[1])
+    except ValueError as error:
+        raise UsageError(f"{error}. WORLD_SIZE is {outside[1]}") from error
+    return outside
 
 
 async def _train_together(

@@ -9,10 +9,10 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from headrace.schemas.problems import problems_of
 from headrace.schemas.recipe.batch_settings import Batches
-from headrace.schemas.recipe.critic_settings import CriticSettings, check_critic
+from headrace.schemas.recipe.learning.critic_settings import CriticSettings, check_critic
+from headrace.schemas.recipe.learning.lora_settings import Lora as Lora
+from headrace.schemas.recipe.learning.lora_settings import check_processes
 from headrace.schemas.recipe.limit_settings import CallLimits
-from headrace.schemas.recipe.lora_settings import Lora as Lora
-from headrace.schemas.recipe.lora_settings import check_processes
 from headrace.schemas.recipe.secret_references import Options
 from headrace.schemas.recipe.tables import (
     FALSE_IS_NONE,

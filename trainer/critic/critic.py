@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from headrace.errors import UsageError
-from headrace.schemas.recipe.critic_settings import CriticSettings
+from headrace.schemas.recipe.learning.critic_settings import CriticSettings
 from headrace.trainer.collate import Inputs
 from headrace.trainer.critic.estimates import estimate, normalized, value_metrics
 from headrace.trainer.optimizer_state import above, optimizer_tensors, restore_optimizer, under

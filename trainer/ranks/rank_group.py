@@ -18,8 +18,12 @@ import torch.distributed as dist
 from headrace.errors import DependencyError
 from headrace.trainer.ranks.ranks import Ranks
 
-POLL_S = 1.0
-"""How often a rank that waits looks whether it is still needed."""
+POLL_S = 0.02
+"""How often a rank looks for what it waits for. Torch would log each wait that takes longer."""
+ANSWER_S = 5.0
+"""How long the store may take to answer when a rank asks who lives."""
+JOIN_S = 600.0
+"""How long ranks wait for each other at the start. A rank imports torch first."""
 BEAT_S = 1.0
 """How often a rank shows that it lives, unless the time-out is shorter than 20 of them."""
 
@@ -89,11 +93,9 @@ class RankGroup:
         """
         key = f"command/{self._done}"
         with self.ranks.noticing():
-            while True:
+            while not self._store.check([key]):
                 check()
-                with suppress(dist.DistStoreError):
-                    self._store.wait([key], timedelta(seconds=POLL_S))
-                    break
+                time.sleep(POLL_S)
             method = self._store.get(key).decode()
             self._done += 1
             found: list[Any] = [None]
@@ -107,16 +109,13 @@ class RankGroup:
             dist.destroy_process_group()
 
     def _await(self, key: str, check: Callable[[], None], failure: str) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        while True:
+        deadline = time.monotonic() + JOIN_S
+        while not self._store.check([key]):
             check()
-            with suppress(dist.DistStoreError):
-                self._store.wait([key], timedelta(seconds=POLL_S))
-                return
+            time.sleep(POLL_S)
             if time.monotonic() > deadline:
                 raise DependencyError(
-                    f"{failure} within {self._timeout_s:g} s. Its log says why. If it needs more "
-                    "time to load the model, raise training.rank_timeout_s"
+                    f"{failure} within {JOIN_S:g} s. Its log says why. All ranks start again"
                 )
 
     def _beat(self, store: dist.Store) -> None:
@@ -131,7 +130,7 @@ class RankGroup:
         """Says which ranks show no life now."""
         try:
             store = self._store.clone()
-            store.set_timeout(timedelta(seconds=POLL_S))
+            store.set_timeout(timedelta(seconds=ANSWER_S))
             before = self._beats(store)
             time.sleep(3 * self._beat_s)
             after = self._beats(store)

@@ -13,7 +13,7 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from headrace.errors import HeadraceError, UsageError
-from headrace.schemas.recipe.critic_settings import CriticSettings
+from headrace.schemas.recipe.learning.critic_settings import CriticSettings
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.weights import model_folder
 from headrace.trainer.critic.critic import Critic, value_terms
