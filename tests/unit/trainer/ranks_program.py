@@ -47,6 +47,7 @@ def sequence(seed: int, sample: int) -> TokenSequence:
         advantages=random.normal(size=turns).astype(np.float32),
         versions=np.full(turns, -1 if shown else 0, dtype=np.int64),
         samplings=((DRAWN, turns),),
+        turns=(0,),
         demonstrated=np.full(turns, shown),
         sample=sample,
         group=sample // 4,
