@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -117,14 +119,14 @@ class Totals:
 
     def _merge(self) -> None:
         """Adds what the other ranks have added. Norms and updates are those of all ranks anyway."""
-        first, *others = self._ranks.gather(
+        items: list[Any] = self._ranks.gather(
             (
                 (self._loss, self._sampled, self._demonstrated, self._cross_entropy),
                 self._sums, self._weights, self._importance_max, self._engine_gaps,
             )
         )  # fmt: skip
-        counts, self._sums, self._weights, self._importance_max, self._engine_gaps = first
-        for more, sums, weights, importance_max, gaps in others:
+        counts, self._sums, self._weights, self._importance_max, self._engine_gaps = items[0]
+        for more, sums, weights, importance_max, gaps in items[1:]:
             counts = tuple(one + another for one, another in zip(counts, more, strict=True))
             for name, value in sums.items():
                 self._sums[name] = self._sums.get(name, 0) + value

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load as load_shards
+from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from headrace.errors import BlobError, UsageError
@@ -52,7 +54,7 @@ class LearnerState:
         try:
             if self.ranks.several:
                 with self.ranks.noticing():
-                    dcp.save(self._tensors(), checkpoint_id=path)
+                    save_shards(self._tensors(), checkpoint_id=path)
             else:
                 save_file(_on_cpu(self._tensors()), path)
         except SafetensorError as error:  # The library raises it for a full disk.
@@ -69,14 +71,14 @@ class LearnerState:
         if not path.is_dir():
             self._restore({name: self._like(name, one) for name, one in load_file(path).items()})
             return
-        found = dcp.FileSystemReader(path).read_metadata().state_dict_metadata
+        found = FileSystemReader(path).read_metadata().state_dict_metadata
         tensors = {
             name: self._like(name, torch.zeros(kind.size, dtype=kind.properties.dtype))
             for name, kind in found.items()
             if isinstance(kind, TensorStorageMetadata)
         }
         with self.ranks.noticing():
-            dcp.load(tensors, checkpoint_id=path, no_dist=not self.ranks.several)
+            load_shards(tensors, checkpoint_id=path, no_dist=not self.ranks.several)
         self._restore(tensors)
 
     def copied(self) -> Callable[[], None]:

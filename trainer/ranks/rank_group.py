@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from headrace.errors import DependencyError
 from headrace.trainer.ranks.ranks import Ranks
@@ -37,7 +38,7 @@ class RankGroup:
 
     def __init__(
         self,
-        store: dist.Store,
+        store: Store,
         rank: int,
         size: int,
         timeout_s: float,
@@ -65,7 +66,7 @@ class RankGroup:
             backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
             dist.init_process_group(
                 backend,
-                store=dist.PrefixStore("collectives", store),
+                store=PrefixStore("collectives", store),
                 rank=rank,
                 world_size=size,
                 timeout=timedelta(seconds=timeout_s),
@@ -118,7 +119,7 @@ class RankGroup:
                     f"{failure} within {JOIN_S:g} s. Its log says why. All ranks start again"
                 )
 
-    def _beat(self, store: dist.Store) -> None:
+    def _beat(self, store: Store) -> None:
         """Shows the others that this process runs. A stopped process shows nothing."""
         number = 0
         with suppress(RuntimeError):  # The process that serves the store has ended.
@@ -141,16 +142,16 @@ class RankGroup:
             return f"rank {', '.join(silent)} does not answer"
         return "another rank failed, and its log says why"
 
-    def _beats(self, store: dist.Store) -> list[bytes]:
+    def _beats(self, store: Store) -> list[bytes]:
         names = [f"beat/{rank}" for rank in range(self.size)]
         return [store.get(name) if store.check([name]) else b"" for name in names]
 
 
-def serve_store() -> tuple[dist.TCPStore, int]:
+def serve_store() -> tuple[TCPStore, int]:
     """Serves a store to processes of this machine alone. Returns it and its port."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    store = dist.TCPStore(
+    store = TCPStore(
         "127.0.0.1",
         port,
         is_master=True,

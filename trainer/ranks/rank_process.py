@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 from headrace.errors import HeadraceError
 from headrace.services.models.torch_models import pick_device
@@ -33,7 +33,7 @@ def main() -> None:
         level=logging.INFO,
     )
     try:
-        store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        store = TCPStore("127.0.0.1", port, is_master=False)
         follow_rank_0(store, rank, size, float(sys.argv[4]), sys.argv[5])
     except HeadraceError as error:
         logger.error("%s", error)
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def follow_rank_0(
-    store: dist.Store,
+    store: Store,
     rank: int,
     size: int,
     timeout_s: float,

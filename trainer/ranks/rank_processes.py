@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed.rendezvous import rendezvous
 
 from headrace.errors import DependencyError, UsageError
 from headrace.schemas.recipe.policy import Training
@@ -33,7 +34,7 @@ NOTICE_S = 3.0
 class StartedRanks:
     """The ranks of a trainer, as rank 0 sees them. If others have started them, none is a child."""
 
-    store: dist.Store
+    store: Store
     size: int
     settings: Training
     watches: tuple[asyncio.Task[None], ...] = ()
@@ -92,13 +93,13 @@ async def started_ranks(settings: Training) -> AsyncIterator[StartedRanks]:
         yield StartedRanks(store, settings.processes, settings, tuple(watches))
 
 
-def outside_store(timeout_s: float) -> dist.Store:
+def outside_store(timeout_s: float) -> Store:
     """Returns the store at MASTER_ADDR and MASTER_PORT. Rank 0 serves it, or `torchrun` does.
 
     Blocks. Raises UsageError if the variables are wrong.
     """
     try:
-        return next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))[0]
+        return next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))[0]
     except (RuntimeError, ValueError) as error:
         raise UsageError(
             f"the ranks can't meet at MASTER_ADDR and MASTER_PORT: {error}. Start the trainers "

@@ -99,7 +99,8 @@ def follow(group: RankGroup, check: Callable[[], None] = lambda: None) -> None:
             group.close()
             return
         if method == "load":
-            learner = Learner(*arguments, group.ranks)
+            folder, policy = arguments
+            learner = Learner(folder, policy, group.ranks)
             continue
         assert learner is not None, "rank 0 loads before it does anything else"
         with suppress(UnusableBatch, Stopped, UsageError):  # Rank 0 raises the same.
