@@ -52,7 +52,7 @@ class RankGroup:
         """
         self.size = size
         self._rank = rank
-        self._store = store
+        self._store: Any = store  # Its type stub lacks `clone`.
         self._done = 0
         self._timeout_s = timeout_s
         self._beat_s = min(BEAT_S, timeout_s / 20)
@@ -62,7 +62,7 @@ class RankGroup:
             store.set(f"joined/{rank}", "")
             for other in range(size):
                 self._await(f"joined/{other}", check, f"rank {other} of {size} did not join")
-            threading.Thread(target=self._beat, args=(store.clone(),), daemon=True).start()
+            threading.Thread(target=self._beat, args=(self._store.clone(),), daemon=True).start()
             backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
             dist.init_process_group(
                 backend,

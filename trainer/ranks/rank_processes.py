@@ -99,7 +99,9 @@ def outside_store(timeout_s: float) -> Store:
     Blocks. Raises UsageError if the variables are wrong.
     """
     try:
-        return next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))[0]
+        found = rendezvous("env://", timeout=timedelta(seconds=timeout_s))
+        store: Store = next(found)[0]
+        return store
     except (RuntimeError, ValueError) as error:
         raise UsageError(
             f"the ranks can't meet at MASTER_ADDR and MASTER_PORT: {error}. Start the trainers "
