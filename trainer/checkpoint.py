@@ -1,13 +1,16 @@
 """Checkpoints: a version, its offset in the log and the learner's state, in one atomic unit.
 
-A checkpoint is a folder `v<version>` with `state.safetensors` and `manifest.json`, which holds the
-state's SHA-256. It is written under another name, synced to disk and renamed. So if the process or
-the machine dies at any moment, either the complete checkpoint exists or the one before it does.
+A checkpoint is a folder `v<version>` with the state and `manifest.json`, which holds the state's
+SHA-256. The state is `state.safetensors`, or the folder `state` if several processes have written
+it, each its shards. All of it is written under another name, synced to disk and renamed. So if a
+process or the machine dies at any moment, either the complete checkpoint exists or the one before
+it does.
 This module does not import torch.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -24,6 +27,7 @@ from headrace.services.base.files import file_digest, sync_path
 logger = logging.getLogger(__name__)
 
 STATE = "state.safetensors"
+SHARDS = "state"
 MANIFEST = "manifest.json"
 
 
@@ -36,15 +40,24 @@ class Checkpoint:
     """The next batch is at this offset of its topic, or later."""
     digest: bytes
     """`weights_digest` of the version's weights."""
+    processes: int = 1
+    """How many processes wrote it. Any number can continue from it."""
 
     def to_tree(self) -> dict[str, Any]:
         """Returns the checkpoint as JSON values."""
-        return {"version": self.version, "offset": self.offset, "digest": self.digest.hex()}
+        return {
+            "version": self.version,
+            "offset": self.offset,
+            "digest": self.digest.hex(),
+            "processes": self.processes,
+        }
 
     @classmethod
     def of_tree(cls, tree: Mapping[str, Any]) -> Checkpoint:
         """Returns what `to_tree` wrote. Raises ValueError, KeyError or TypeError for others."""
-        return cls(int(tree["version"]), int(tree["offset"]), bytes.fromhex(tree["digest"]))
+        version, offset = int(tree["version"]), int(tree["offset"])
+        processes = int(tree.get("processes", 1))
+        return cls(version, offset, bytes.fromhex(tree["digest"]), processes)
 
 
 class Checkpoints:
@@ -58,14 +71,15 @@ class Checkpoints:
     def save(self, checkpoint: Checkpoint, write_state: Callable[[Path], None]) -> None:
         """Writes a checkpoint, then removes old ones.
 
-        `write_state` writes the learner's state to the path that it is given. Raises
-        DependencyError if the disk can't take the checkpoint.
+        `write_state` writes the learner's state to the path that it is given: a file, or a folder
+        if there are several processes. Raises DependencyError if the disk can't take the
+        checkpoint.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             partial = Path(tempfile.mkdtemp(dir=self._folder, prefix="partial-"))
             try:
-                write_state(partial / STATE)
+                write_state(partial / (STATE if checkpoint.processes == 1 else SHARDS))
                 _write_manifest(checkpoint, partial)
                 folder = self._folder / f"v{checkpoint.version:012d}"
                 self._install(partial, folder)
@@ -91,7 +105,7 @@ class Checkpoints:
                 logger.warning("checkpoint %s is damaged and is skipped: %s", folder, error)
                 continue
             if accept(checkpoint):
-                return checkpoint, folder / STATE
+                return checkpoint, _state_of(folder)
             logger.warning("checkpoint %s is not of this log and is skipped", folder)
         return None
 
@@ -120,20 +134,36 @@ class Checkpoints:
 
 
 def _write_manifest(checkpoint: Checkpoint, folder: Path) -> None:
+    state = _state_of(folder)
     manifest = {
         **checkpoint.to_tree(),
-        "state": file_digest(folder / STATE).hex(),
+        "state": _state_digest(state),
     }
-    with (folder / STATE).open("rb") as state:
-        os.fsync(state.fileno())
+    for path in (*state.iterdir(), state) if state.is_dir() else (state,):
+        sync_path(path)
     with (folder / MANIFEST).open("w") as file:
         json.dump(manifest, file)
         file.flush()
         os.fsync(file.fileno())
 
 
+def _state_of(folder: Path) -> Path:
+    """Returns the folder of the shards if there is one, else the file of the state."""
+    shards = folder / SHARDS
+    return shards if shards.is_dir() else folder / STATE
+
+
+def _state_digest(state: Path) -> str:
+    """Returns the SHA-256 of the state's file, or of the names and the SHA-256 of its files."""
+    if not state.is_dir():
+        return file_digest(state).hex()
+    files = {path.name: file_digest(path).hex() for path in state.iterdir()}
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+
+
 def _read(folder: Path) -> Checkpoint:
     manifest = json.loads((folder / MANIFEST).read_text())
-    if file_digest(folder / STATE).hex() != manifest["state"]:
-        raise ValueError(f"{STATE} has another SHA-256 than {MANIFEST} states")
+    state = _state_of(folder)
+    if _state_digest(state) != manifest["state"]:
+        raise ValueError(f"{state.name} has another SHA-256 than {MANIFEST} states")
     return Checkpoint.of_tree(manifest)

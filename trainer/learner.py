@@ -1,6 +1,7 @@
 """The learner: a model, its optimizer, and what one batch does to them. No log, no clock.
 
-It runs in one process on one device; it can't shard a model. Optimizer, gradients and the weights
+It runs in one process on one device, or as one of several ranks, each of which holds a shard of the
+model. Optimizer, gradients and the weights
 that it changes are float32. The forward pass runs on these weights in the policy's dtype, so on
 exactly the numbers that are published and served. If the policy has an adapter, the rest of the
 model is frozen in the policy's dtype. On a CPU the same batches give the same weights, bit by bit.
@@ -14,32 +15,35 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from headrace.errors import BlobError, HeadraceError, UsageError
+from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.recipe.policy import Policy
-from headrace.services.models.torch_models import DTYPES, check_fit, overwrite, pick_device
-from headrace.trainer.collate import pack
+from headrace.services.models.torch_models import DTYPES, pick_device
+from headrace.trainer.collate import Inputs
 from headrace.trainer.critic.critic import Critic
 from headrace.trainer.dropping import OutOfMemory, Remaining, check_lengths
 from headrace.trainer.forward.master_weights import MasterWeights
 from headrace.trainer.forward.policy_forward import PolicyForward
-from headrace.trainer.forward.reference import Reference, digest_tensor
+from headrace.trainer.forward.reference import Reference
 from headrace.trainer.learning_rate import learning_rate_at
 from headrace.trainer.losses.load_loss import load_loss
 from headrace.trainer.losses.objective import cross_entropy, objective
 from headrace.trainer.metrics.training_metrics import Totals
-from headrace.trainer.model_loading import load_policy, position_limit, trained_weights
-from headrace.trainer.optimizer_state import above, optimizer_tensors, restore_optimizer, under
+from headrace.trainer.model_loading import (
+    load_policy,
+    position_limit,
+    trained_tensors,
+    weights_file,
+)
+from headrace.trainer.ranks.learner_state import LearnerState
+from headrace.trainer.ranks.ranks import ALONE, Ranks, whole_tensor
 from headrace.trainer.sequences import (
     Floats,
     Stopped,
     TokenSequence,
     UnusableBatch,
     UpdateBatch,
-    raise_if_stopped,
 )
 from headrace.trainer.update_plan import UpdatePlan
 
@@ -47,7 +51,7 @@ from headrace.trainer.update_plan import UpdatePlan
 class Learner:
     """One policy's model in training. Only one thread at a time may use it."""
 
-    def __init__(self, folder: Path, policy: Policy) -> None:
+    def __init__(self, folder: Path, policy: Policy, ranks: Ranks = ALONE) -> None:
         """Loads version 0: the folder's weights, or random ones by the policy's seed.
 
         Sets torch's number of threads for the whole process, and on a CPU also its deterministic
@@ -67,16 +71,18 @@ class Learner:
         self._model, self.base = load_policy(folder, policy)
         """The base is None if all weights learn."""
         # No dropout: with it the logprobs would differ from those of the engines.
-        self._model.eval().to(self.device)
-        self._masters = MasterWeights(self._model, self._dtype)
+        self._ranks = ranks
+        ranks.shard(self._model.eval(), self._dtype, self.device)
+        # A shard is float32 itself, and is rounded whenever a layer is put together.
+        self._masters = MasterWeights(self._model, torch.float32 if ranks.several else self._dtype)
         bonus = self._settings.entropy_bonus > 0
-        self._forward = PolicyForward(self._model, folder, self.device, bonus)
+        self._forward = PolicyForward(self._model, folder, self.device, bonus, ranks)
         self._positions = position_limit(self._model)
         self.vocabulary = self._forward.vocabulary
         self._loss = load_loss(self._settings.loss)
         self._parameters = list(self._masters.by_name.values())
         self._reference = (
-            Reference(self._masters.in_model, self.weights())
+            Reference(self._masters.in_model, self.weights(), ranks)
             if self._settings.kl_coefficient > 0
             else None
         )
@@ -90,15 +96,21 @@ class Learner:
         self._critic: Critic | None = None
         if (chosen := self._settings.critic) is not None:
             self._critic = Critic(chosen, self._forward.width, self.device, self._settings.betas)
-        self.updates_done = 0
-        """Optimizer updates of the policy since version 0."""
+        self._state = LearnerState(
+            *(self._model, self._masters, self._optimizer, self._critic, self._reference),
+            *(self.base, self.device, ranks),
+        )
         self.start_logprobs: list[tuple[TokenSequence, Floats]] = []
         """The newest trained sequences, with their logprobs [N] before the batch's first update."""
 
     def weights(self) -> bytes:
-        """Returns the trained weights, or the adapter, as a safetensors file in the policy's
-        dtype."""
-        return trained_weights(self._model, self._dtype)
+        """Returns the trained weights, or the adapter, as a safetensors file in the policy's dtype.
+
+        All ranks must call it. Those above 0 get a file without tensors.
+        """
+        return weights_file(
+            self._ranks.whole(trained_tensors(self._model), self._dtype), self._dtype
+        )
 
     def train(
         self, updates: Sequence[UpdateBatch], stop: threading.Event | None = None
@@ -121,7 +133,7 @@ class Learner:
         self, updates: Sequence[UpdateBatch], max_tokens: int, stop: threading.Event | None
     ) -> dict[str, float]:
         """Makes the updates. Raises OutOfMemory, UnusableSample, and what `train` raises."""
-        totals = Totals(self._loss)
+        totals = Totals(self._loss, self._ranks)
         count = len(updates) * self._settings.epochs
         with self._rollback(needed=count > 1):
             plans = [self._plan(update, max_tokens) for update in updates]
@@ -134,92 +146,37 @@ class Learner:
                 state = self._prepared(plan, stop, first=number == 0)
                 self._optimizer.zero_grad(set_to_none=True)
                 for sequences, tokens in plan.micro_batches:
-                    raise_if_stopped(stop)
-                    self._backward(plan, sequences, tokens, state, totals)
-                self._step(self._highest_rate(plan), totals)
-        self.start_logprobs = [one for plan in plans for one in plan.by_sequence()]
+                    inputs = self._forward.collate(sequences, stop)
+                    self._backward(plan, inputs, tokens, state, totals)
+                for sequences in plan.fillers:
+                    self._backward_nothing(plan, self._forward.collate(sequences, stop))
+                self._step(plan, totals)
+            self.start_logprobs = [one for plan in plans for one in plan.by_sequence(self._ranks)]
         return totals.metrics()
 
     def save(self, path: Path) -> None:
-        """Writes all state that training continues from, as a safetensors file.
-
-        The version and the offset in the log are not part of it. Raises OSError if the disk can't
-        take the file.
-        """
-        try:
-            save_file(self._state(), path)
-        except SafetensorError as error:  # The library raises it for a full disk.
-            raise OSError(f"{path}: {error}") from error
+        """Writes all state that training continues from, as `LearnerState.save`."""
+        self._state.save(path)
 
     def load(self, path: Path) -> None:
-        """Restores what `save` wrote.
+        """Restores what `save` wrote. Raises what `LearnerState.load` raises."""
+        self._state.load(path)
 
-        Raises UsageError if it is of another model or base, or of another version 0 and the loss
-        has a KL divergence from it.
-        """
-        self._restore(load_file(path))
+    @property
+    def processes(self) -> int:
+        """How many processes train together."""
+        return self._ranks.size
 
-    def _state(self, copied: bool = False) -> dict[str, Tensor]:
-        """Returns model, optimizer, warmup and random state by name, on the CPU.
-
-        The tensors may share the learner's memory, unless `copied`. A frozen base is its digest.
-        """
-        state = self._trained_state()
-        state |= above("optimizer", optimizer_tensors(self._optimizer))
-        if self._critic is not None:
-            state |= above("critic", self._critic.state())
-        state["random"] = torch.get_rng_state()
-        state["updates_done"] = torch.tensor(self.updates_done)
-        if self._reference is not None:
-            state |= self._reference.state()
-        if self.device.type == "cuda":
-            state["random.cuda"] = torch.cuda.get_rng_state(self.device)
-        # One copy: from a GPU, `to` makes it anyway.
-        return {
-            name: tensor.detach().to("cpu", copy=copied).contiguous()
-            for name, tensor in state.items()
-        }
-
-    def _trained_state(self) -> dict[str, Tensor]:
-        """Returns the tensors that the optimizer changes, and those that identify the model."""
-        state = {f"model.{name}": one for name, one in self._masters.by_name.items()}
-        if self.base is None:
-            return state | {f"buffer.{name}": one for name, one in self._model.named_buffers()}
-        return state | {"base": digest_tensor(self.base.digest)}
-
-    def _restore(self, tensors: dict[str, Tensor]) -> None:
-        own = self._trained_state()
-        kinds = ("model.", "buffer.", "base")
-        given = {name: one for name, one in tensors.items() if name.startswith(kinds)}
-        try:
-            check_fit(own, given)
-        except BlobError as error:
-            raise UsageError(
-                f"the checkpoint is of another model than the recipe's: {error}. Use the recipe of "
-                f"the run that wrote it, or start a new namespace"
-            ) from error
-        if self.base is not None and not torch.equal(own["base"], given["base"]):
-            raise UsageError(
-                "the checkpoint's adapter is of another base than the recipe's model. Restore the "
-                "weights that the run started with, or start a new namespace"
-            )
-        if self._reference is not None:
-            self._reference.check(tensors)
-        overwrite(own, given)
-        self._masters.update_copies()
-        restore_optimizer(self._optimizer, under("optimizer", tensors))
-        if self._critic is not None:
-            self._critic.restore(under("critic", tensors))
-        torch.set_rng_state(tensors["random"])
-        if self.device.type == "cuda" and "random.cuda" in tensors:
-            torch.cuda.set_rng_state(tensors["random.cuda"], self.device)
-        self.updates_done = int(tensors["updates_done"])
+    @property
+    def updates_done(self) -> int:
+        """Optimizer updates of the policy since version 0."""
+        return self._state.updates_done
 
     def _plan(self, update: UpdateBatch, max_tokens: int) -> UpdatePlan:
         check_lengths(update, self._positions)
         lengths = [len(one.tokens) for one in update.sequences]
-        packed = pack(lengths, max_tokens)
-        return UpdatePlan(update, packed, self._loss, self.device)
+        packed, missing = self._ranks.share(lengths, max_tokens, self._forward.width)
+        return UpdatePlan(update, packed, self._loss, self.device, missing)
 
     def _note_start(
         self, plan: UpdatePlan, stop: threading.Event | None, *, logprobs: bool
@@ -251,16 +208,14 @@ class Learner:
     def _backward(
         self,
         plan: UpdatePlan,
-        sequences: Sequence[TokenSequence],
+        inputs: Inputs,
         tokens: Tensor,
         state: object,
         totals: Totals,
     ) -> None:
         """Adds a micro-batch's gradient. `tokens` are its trained tokens' indices in the update."""
-        inputs = self._forward.collate(sequences)
         critic = self._critic if plan.returns is not None else None
-        only_critic = critic is not None and critic.warming
-        with torch.set_grad_enabled(not only_critic):
+        with torch.set_grad_enabled(not self._only_critic(plan)):
             hidden = self._forward.hidden(inputs)
             logprobs, entropies = self._forward.logprobs(inputs, hidden)
         plan.note(tokens, logprobs.detach())
@@ -284,30 +239,44 @@ class Learner:
         if total.requires_grad:  # not if only the critic learns, and only from other tokens
             total.backward()  # type: ignore[no-untyped-call]
 
+    def _backward_nothing(self, plan: UpdatePlan, inputs: Inputs) -> None:
+        """Runs the model with the other ranks, and adds no gradient."""
+        with torch.set_grad_enabled(not self._only_critic(plan)):
+            logprobs, _ = self._forward.logprobs(inputs)
+        if logprobs.requires_grad:
+            (logprobs * 0).sum().backward()  # type: ignore[no-untyped-call]
+
+    def _only_critic(self, plan: UpdatePlan) -> bool:
+        """Returns whether an update teaches the critic alone."""
+        return plan.returns is not None and self._critic is not None and self._critic.warming
+
     def _highest_rate(self, plan: UpdatePlan) -> float:
         """Returns the learning rate of an update before warmup and schedule."""
         settings = self._settings
         shown = bool(plan.demonstrated.all())
         return (settings.demonstration_learning_rate if shown else None) or settings.learning_rate
 
-    def _step(self, highest_rate: float, totals: Totals) -> None:
+    def _step(self, plan: UpdatePlan, totals: Totals) -> None:
         """Makes one optimizer update. Raises UnusableBatch if loss or gradient is not finite.
 
         Makes no update if the gradient is 0, for example because all rewards are equal. Momentum
         alone would move the policy on, even further into a failure.
         """
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._settings.max_grad_norm)
+        maximum = self._settings.max_grad_norm
+        norm = whole_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, maximum))
         totals.add_update(norm)
         if self._critic is not None:
-            totals.add_critic(self._critic.clip_gradient(self._settings.max_grad_norm))
+            if plan.returns is not None:
+                self._critic.share_gradient(self._ranks)
+            totals.add_critic(self._critic.clip_gradient(maximum))
         if not totals.finite():
             raise UnusableBatch("the loss or its gradient is not finite")
         if self._critic is not None:
             self._critic.step()
         if not norm:
             return
-        self.updates_done += 1
-        rate = learning_rate_at(self._settings, self.updates_done, highest_rate)
+        self._state.updates_done += 1
+        rate = learning_rate_at(self._settings, self.updates_done, self._highest_rate(plan))
         totals.add_rate(rate)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
@@ -325,7 +294,7 @@ class Learner:
         `needed` says whether an update may fail after another one was made. Otherwise nothing is
         copied, since a copy of model and optimizer for each batch costs too much.
         """
-        saved = self._state(copied=True) if needed else None
+        restore = self._state.copied() if needed else None
         done, all_done = self.updates_done, self._all_done
         try:
             yield
@@ -333,15 +302,18 @@ class Learner:
             self._masters.drop_gradients()
             if self._critic is not None:
                 self._critic.drop_gradient()
-            if saved is not None and self._all_done > all_done:
-                self._restore(saved)
+            if self._ranks.several and isinstance(error, RuntimeError):
+                # The other ranks may be at another place, so this one can't go on.
+                raise self._ranks.failure(error) from error
+            if restore is not None and self._all_done > all_done:
+                restore()
             elif self._all_done > all_done:
                 raise HeadraceError(
                     f"the optimizer failed while it changed the weights: {error}. This process "
                     "ends, and the next one continues from the newest checkpoint. If the device is "
                     "out of memory, lower training.max_tokens"
                 ) from error
-            self.updates_done = done
+            self._state.updates_done = done
             # torch has a class for a GPU that is out of memory; on a CPU only the text says it.
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise OutOfMemory(

@@ -13,6 +13,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headrace.services.worker.service_context import ServiceContext
@@ -25,7 +26,9 @@ from headrace.trainer.publish import Publisher, Status
 from headrace.trainer.sequences import Stopped, UnusableBatch
 
 if TYPE_CHECKING:
-    from headrace.trainer.learner import Learner  # It imports torch, which is not needed here.
+    # They import torch, which is not needed here.
+    from headrace.trainer.learner import Learner
+    from headrace.trainer.ranks.shared_learner import SharedLearner
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +45,7 @@ class Trainer:
         self,
         context: ServiceContext,
         publisher: Publisher,
-        learner: Learner,
+        learner: Learner | SharedLearner,
         torch_thread: ThreadPoolExecutor,
     ) -> None:
         settings = context.recipe.policies[publisher.policy].training
@@ -172,6 +175,7 @@ class Trainer:
         checkpoint = await self._session.checkpoint()
         if checkpoint is None or checkpoint.version == self._session.saved:
             return
+        checkpoint = replace(checkpoint, processes=self._learner.processes)
         await self._in_thread(lambda: self._checkpoints.save(checkpoint, self._learner.save))
         self._session.saved = checkpoint.version
 

@@ -147,7 +147,15 @@ def initial_weights(folder: Path, policy: Policy) -> bytes:
 
 def trained_weights(model: Any, dtype: torch.dtype) -> bytes:
     """Returns a model's adapter, or else the whole model, as `weights_file`."""
-    return weights_file(adapter_tensors(model) or model.state_dict(), dtype)
+    return weights_file(trained_tensors(model), dtype)
+
+
+def trained_tensors(model: Any) -> dict[str, Tensor]:
+    """Returns the tensors of a model's adapter, or else of the whole model, by name.
+
+    They are the model's own: a tied one is the same under each of its names.
+    """
+    return adapter_tensors(model) or model.state_dict(keep_vars=True)
 
 
 def weights_file(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> bytes:

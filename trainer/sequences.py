@@ -39,6 +39,10 @@ class UnusableSample(UnusableBatch):
         super().__init__(reason)
         self.sample = sample
 
+    def __reduce__(self) -> tuple[type[UnusableSample], tuple[int, str]]:
+        """Lets one rank tell the others."""
+        return UnusableSample, (self.sample, str(self))
+
 
 class Stopped(HeadraceError):
     """The trainer was asked to stop; it drops the version that it was making."""

@@ -1,6 +1,7 @@
 """Runs the trainer of one policy as a service.
 
 It first fences its predecessor. Only then is what it reads of the policy's publications complete.
+If several processes train together, only rank 0 does that: the others know no log.
 """
 
 from __future__ import annotations
@@ -8,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from headrace.errors import UsageError
-from headrace.schemas.recipe.policy import Policy
+from headrace.schemas.recipe.learning.lora_settings import check_processes
+from headrace.schemas.recipe.policy import Policy, Training
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.models.torch_models import DTYPES
 from headrace.services.models.weights import model_folder
@@ -20,6 +23,11 @@ from headrace.trainer.learner import Learner
 from headrace.trainer.loop import Trainer
 from headrace.trainer.model_loading import import_model, load_policy, trained_weights
 from headrace.trainer.publish import Publisher, sole_publisher
+from headrace.trainer.ranks.rank_group import outside_rank
+from headrace.trainer.ranks.rank_process import follow_rank_0
+from headrace.trainer.ranks.rank_processes import StartedRanks, outside_store, started_ranks
+from headrace.trainer.ranks.shared_learner import SharedLearner
+from headrace.trainer.sequences import Stopped
 
 
 async def run(
@@ -39,6 +47,10 @@ async def run(
             "start that one, or remove the key for a new run"
         )
     folder = model_folder(settings.model, weights=True)
+    rank, size = _place(settings)
+    if rank > 0 and settings.training is not None:
+        await _follow(context, settings.training, rank, size)
+        return
     async with sole_publisher(context, name) as publisher:
         publisher.history.skipped.update(skipped)
         if settings.training is None:
@@ -47,10 +59,61 @@ async def run(
         # All work with torch happens in one thread: the asyncio loop stays responsive, and no two
         # calls run in parallel.
         with ThreadPoolExecutor(1, thread_name_prefix="torch") as torch_thread:
+            if size > 1:
+                async with started_ranks(settings.training) as ranks:
+                    work = _train_together(context, publisher, settings, ranks, torch_thread)
+                    await ranks.watch(work)
+                return
             loop = asyncio.get_running_loop()
             learner = await loop.run_in_executor(torch_thread, Learner, folder, settings)
             publisher = await asyncio.to_thread(publisher.with_base, learner.base, settings.lora)
             await Trainer(context, publisher, learner, torch_thread).run()
+
+
+def _place(settings: Policy) -> tuple[int, int]:
+    """Returns the rank of this process, and how many train the policy together.
+
+    Raises UsageError if several were started from outside, and the policy can't use them.
+    """
+    outside = outside_rank()
+    if settings.training is None or outside is None:
+        return 0, 1 if settings.training is None else settings.training.processes
+    try:
+        check_processes(settings.lora, outside[1])
+    except ValueError as error:
+        raise UsageError(f"{error}. WORLD_SIZE is {outside[1]}") from error
+    return outside
+
+
+async def _train_together(
+    context: ServiceContext,
+    publisher: Publisher,
+    settings: Policy,
+    ranks: StartedRanks,
+    torch_thread: ThreadPoolExecutor,
+) -> None:
+    """Trains as rank 0 of several."""
+    folder = model_folder(settings.model, weights=True)
+    loop = asyncio.get_running_loop()
+    group = await loop.run_in_executor(torch_thread, ranks.join)
+    learner = await loop.run_in_executor(torch_thread, SharedLearner, group, folder, settings)
+    await Trainer(context, publisher, learner, torch_thread).run()
+    await loop.run_in_executor(torch_thread, learner.close)
+
+
+async def _follow(context: ServiceContext, settings: Training, rank: int, size: int) -> None:
+    """Trains as a rank above 0 that `torchrun` has started. Raises what `follow_rank_0` raises."""
+
+    def check() -> None:
+        if context.stopping.is_set():
+            raise Stopped("the process is to stop")
+
+    def work() -> None:
+        store = outside_store(settings.rank_timeout_s)
+        follow_rank_0(store, rank, size, settings.rank_timeout_s, settings.device, check)
+
+    with suppress(Stopped):
+        await asyncio.to_thread(work)
 
 
 def prepare(recipe: Recipe) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headrace.trainer.critic.estimates import Doubles, Estimates
 from headrace.trainer.losses.loss import Loss, MicroBatch, token_weights
+from headrace.trainer.ranks.ranks import Ranks
 from headrace.trainer.sequences import Floats, TokenSequence, UpdateBatch
 
 
@@ -23,8 +24,10 @@ class UpdatePlan:
         micro_batches: Sequence[Sequence[int]],
         loss: Loss,
         device: torch.device,
+        missing: int = 0,
     ) -> None:
-        """`micro_batches` has the indices of each micro-batch's sequences."""
+        """`micro_batches` has the indices of each micro-batch's sequences. If other ranks have
+        more micro-batches, so many are `missing`."""
         counts = [len(one.positions) for one in update.sequences]
         samples = [one.sample for one in update.sequences]
         weights = token_weights(counts, samples, loss.reduction, loss.constant)
@@ -45,10 +48,14 @@ class UpdatePlan:
             )
             for chosen in micro_batches
         ]
-        """The sequences of each micro-batch, and the indices of their trained tokens, [N] int64."""
+        """The sequences of each micro-batch of this rank, and the indices of their trained tokens,
+        [N] int64."""
+        shortest = min(update.sequences, key=lambda one: len(one.tokens))
+        self.fillers = [[shortest]] * missing
+        """What this rank runs the model with, in vain, while others have more micro-batches."""
         self.proximal: Tensor | None = None
         """[T] float32: logprobs at the batch's start. None if the new ones are those."""
-        self._noted = torch.empty_like(self.weights)
+        self._noted = torch.zeros_like(self.weights)
         self.reference: Tensor | None = None
         """[T] float32: logprobs by version 0, if the recipe has a `kl_coefficient`."""
         self.values: Tensor | None = None
@@ -76,12 +83,13 @@ class UpdatePlan:
         """Notes the new logprobs of the tokens with the indices `chosen` [N], for `by_sequence`."""
         self._noted[chosen] = logprobs
 
-    def by_sequence(self) -> list[tuple[TokenSequence, Floats]]:
+    def by_sequence(self, ranks: Ranks) -> list[tuple[TokenSequence, Floats]]:
         """Returns the sequences, each with its logprobs [N] at the batch's start.
 
-        Without `proximal`, all tokens must have been noted.
+        Without `proximal`, the ranks together must have noted all tokens.
         """
-        whole = (self._noted if self.proximal is None else self.proximal).cpu().numpy()
+        known = ranks.sum(self._noted) if self.proximal is None else self.proximal
+        whole = known.cpu().numpy()
         ends = np.cumsum([len(one.positions) for one in self.sequences])
         return list(zip(self.sequences, np.split(whole, ends[:-1]), strict=True))
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from headrace.schemas.recipe.training.external_training import check_external
 from pydantic import Field, field_validator, model_validator
 
 from headrace.schemas.recipe.batch_settings import Batches
-from headrace.schemas.recipe.critic_settings import CriticSettings, check_critic
+from headrace.schemas.recipe.learning.critic_settings import CriticSettings, check_critic
+from headrace.schemas.recipe.learning.lora_settings import Lora as Lora
+from headrace.schemas.recipe.learning.lora_settings import check_processes
 from headrace.schemas.recipe.limit_settings import CallLimits
 from headrace.schemas.recipe.resources.engine_settings import OPENAI, EngineSettings
 from headrace.schemas.recipe.tables import (
@@ -20,7 +23,6 @@ from headrace.schemas.recipe.tables import (
     Settings,
     use_and_options,
 )
-from headrace.schemas.recipe.training.external_training import check_external
 from headrace.schemas.untrusted.public_keys import PublicKeys
 
 REWARD_LOSSES = ("grpo", "dr_grpo", "gspo", "cispo", "icepop", "m2po", "reinforce")
@@ -142,6 +144,13 @@ class Training(Settings):
     """Number of CPU threads."""
     device: str = "auto"
     """The device that trains, as torch names it. `auto` takes a GPU if there is one."""
+    processes: Positive = 1
+    """Number of processes that train the model together. Each holds a shard of weights, gradients
+    and optimizer, and has a GPU of its own if `device` is not `cpu`. A program such as `torchrun`
+    that starts the trainers on several machines decides the number instead."""
+    rank_timeout_s: PositiveSeconds = 600.0
+    """Seconds after which one of several processes that does not answer the others counts as lost.
+    All of them then continue from the newest checkpoint."""
     critic: CriticSettings | None = None
 
     @model_validator(mode="before")
@@ -190,20 +199,6 @@ class Training(Settings):
 
 _OPTIONS_OF_GRPO = {"clip_low": 0.2, "clip_high": 0.2, "importance_cap": 2.0}
 """Keys of `Training` in earlier releases, with their defaults. Recorded recipes have all three."""
-
-
-class Lora(Settings):
-    """An adapter that learns instead of the model's weights (Hu et al., arXiv:2106.09685).
-
-    It has no dropout, because the trainer's logprobs would then differ from the engine's."""
-
-    rank: Positive = 16
-    """Rank of the two matrices whose product is added to a layer's weights."""
-    alpha: float = Field(default=32.0, gt=0)
-    """The product is multiplied by alpha / rank."""
-    targets: tuple[str, ...] = ()
-    """The linear layers that have an adapter, by their name or its last parts, for example `q_proj`
-    or `mlp.down_proj`. Empty: all except the output head."""
 
 
 class Policy(Settings):
@@ -261,8 +256,9 @@ class Policy(Settings):
         return self
 
     @model_validator(mode="after")
-    def _critic_gets_rewards(self) -> Policy:
+    def _training_fits(self) -> Policy:
         if self.training is not None:
+            check_processes(self.lora, self.training.processes)
             check_critic(self.training.critic, self.groups.advantage, self.groups.filters)
         return self
 

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from headrace.schemas.recipe.agent_settings import Agent, EnvironmentSettings
 from headrace.schemas.recipe.barrier_settings import BarrierSettings, check_barrier
+from headrace.schemas.recipe.learning.teacher import check_teacher
 from headrace.schemas.recipe.limit_settings import Tenant
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.resources.worker_settings import (
@@ -36,7 +37,6 @@ from headrace.schemas.recipe.task_settings import (
     check_league,
     curating_policy,
 )
-from headrace.schemas.recipe.training.teacher import check_teacher
 from headrace.schemas.role_rewards import OVERLONG
 from headrace.schemas.topics import NAME, POOL_PARTITIONS
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from headrace.errors import UsageError
+from headrace.schemas.recipe.learning.teacher import VLLM
 from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.recipe.training.teacher import VLLM
 from headrace.services.models.tokens import same_vocabulary
 from headrace.services.models.weights import model_folder
 

@@ -35,6 +35,7 @@ class DigestLearner:
     """
 
     vocabulary = VOCABULARY
+    processes = 1
 
     def __init__(
         self,

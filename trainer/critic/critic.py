@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from headrace.errors import UsageError
-from headrace.schemas.recipe.critic_settings import CriticSettings
+from headrace.schemas.recipe.learning.critic_settings import CriticSettings
 from headrace.trainer.collate import Inputs
 from headrace.trainer.critic.estimates import estimate, normalized, value_metrics
 from headrace.trainer.optimizer_state import above, optimizer_tensors, restore_optimizer, under
+from headrace.trainer.ranks.ranks import Ranks
 from headrace.trainer.update_plan import UpdatePlan
 
 
@@ -88,6 +89,12 @@ class Critic:
         scaled = scale(hidden, factor) if factor else hidden.detach()
         known = plan.values[tokens], plan.returns[tokens]
         return value_terms(self.values(scaled), *known, self._settings.clip)
+
+    def share_gradient(self, ranks: Ranks) -> None:
+        """Adds up the gradient over the ranks. Call it after an update with sampled tokens."""
+        if ranks.several:
+            own = self._weights.grad
+            self._weights.grad = ranks.sum(torch.zeros_like(self._weights) if own is None else own)
 
     def clip_gradient(self, maximum: float) -> Tensor:
         """Scales the gradient down to this norm. Returns the norm that it had, a scalar."""

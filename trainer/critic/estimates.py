@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.schemas.events import TrajectoryRecorded
-from headrace.schemas.recipe.critic_settings import CriticSettings
+from headrace.schemas.recipe.learning.critic_settings import CriticSettings
 from headrace.trainer.sequences import Ints, TokenSequence, UnusableBatch
 
 Doubles = NDArray[np.float64]

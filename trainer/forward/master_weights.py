@@ -34,7 +34,8 @@ class MasterWeights:
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad or dtype == torch.float32:
                 master = parameter
-                parameter.data = parameter.data.to(dtype)
+                if parameter.dtype != dtype:
+                    parameter.data = parameter.data.to(dtype)
             else:
                 master = nn.Parameter(parameter.data)
                 parameter.data = parameter.data.to(dtype)

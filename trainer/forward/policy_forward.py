@@ -13,6 +13,7 @@ from torch import Tensor
 from headrace.services.models.output_head import ChosenHidden
 from headrace.trainer.collate import Inputs, SchemaMasks, collate
 from headrace.trainer.forward.token_logprobs import token_logprobs
+from headrace.trainer.ranks.ranks import ALONE, Ranks
 from headrace.trainer.sequences import TokenSequence, raise_if_stopped
 from headrace.trainer.update_plan import UpdatePlan
 
@@ -21,20 +22,38 @@ class PolicyForward:
     """The forward passes of one model. What has a gradient depends on torch's grad mode."""
 
     def __init__(
-        self, model: Any, folder: Path, device: torch.device, entropy_gradient: bool
+        self,
+        model: Any,
+        folder: Path,
+        device: torch.device,
+        entropy_gradient: bool,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`folder` has the model's tokenizer. `entropy_gradient` says whether the loss uses it."""
         self._hidden_at = ChosenHidden(model)
         self._device = device
+        self._ranks = ranks
         self._entropy_gradient = entropy_gradient
         self.width = self._hidden_at.width
         """H, the width of the hidden states."""
         self.vocabulary = int(model.config.vocab_size)
         self._schemas = SchemaMasks(folder, self.vocabulary)
 
-    def collate(self, sequences: Sequence[TokenSequence]) -> Inputs:
-        """Returns the sequences of a micro-batch as the model reads them."""
-        return collate(sequences, self.vocabulary, self._device, self._schemas)
+    def collate(
+        self, sequences: Sequence[TokenSequence], stop: threading.Event | None = None
+    ) -> Inputs:
+        """Returns the sequences of a micro-batch as the model reads them.
+
+        All ranks must call it for each micro-batch. If it fails in one of them, it fails in all,
+        so none of them waits for the others in the model. Raises Stopped if `stop` is set, and
+        UnusableSample.
+        """
+
+        def work() -> Inputs:
+            raise_if_stopped(stop)
+            return collate(sequences, self.vocabulary, self._device, self._schemas)
+
+        return self._ranks.together(work)
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """Returns the last hidden states [N, H] before the trained tokens, which predict them."""
@@ -70,12 +89,13 @@ class PolicyForward:
         Returns what each reader makes of inputs and hidden states [N, H], put together to [T].
         Raises Stopped if `stop` is set.
         """
-        found = [torch.empty_like(plan.weights) for _ in readers]
+        found = [torch.zeros_like(plan.weights) for _ in readers]
         with torch.no_grad():
             for sequences, tokens in plan.micro_batches:
-                raise_if_stopped(stop)
-                inputs = self.collate(sequences)
+                inputs = self.collate(sequences, stop)
                 hidden = self.hidden(inputs)
                 for whole, reader in zip(found, readers, strict=True):
                     whole[tokens] = reader(inputs, hidden)
-        return found
+            for sequences in plan.fillers:
+                self.hidden(self.collate(sequences, stop))
+        return [self._ranks.sum(whole) for whole in found]

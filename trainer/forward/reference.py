@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headrace.errors import UsageError
 from headrace.services.models.weights import weights_digest
+from headrace.trainer.ranks.ranks import ALONE, Ranks, own_part
 
 DIGEST = "version_0"
 """The tensor of a checkpoint with the digest of version 0's weights."""
@@ -23,15 +24,27 @@ def digest_tensor(digest: bytes) -> Tensor:
 class Reference:
     """A copy of the weights that learn, as they are in version 0."""
 
-    def __init__(self, learning: Sequence[Tensor], weights: bytes) -> None:
-        """`learning` are the tensors in the model. `weights` is version 0 as it is published."""
+    def __init__(self, learning: Sequence[Tensor], weights: bytes, ranks: Ranks = ALONE) -> None:
+        """`learning` are the tensors in the model. `weights` is version 0 as it is published, in
+        rank 0."""
         self._learning = learning
-        self._first = [one.detach().clone() for one in learning]
-        self._digest = digest_tensor(weights_digest(weights))
+        self._ranks = ranks
+        self._first = [own_part(one.detach()).clone() for one in learning]
+        self._digest = digest_tensor(ranks.gather(weights_digest(weights))[0])
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
-        """Exchanges the weights that learn for those of version 0. Nothing is copied."""
+        """Exchanges the weights that learn for those of version 0.
+
+        One process copies nothing. Several copy their shards, because FSDP refers to their memory.
+        """
+        if self._ranks.several:
+            self._exchange()
+            try:
+                yield
+            finally:
+                self._exchange()
+            return
         own = [one.data for one in self._learning]
         try:
             for parameter, first in zip(self._learning, self._first, strict=True):
@@ -40,6 +53,15 @@ class Reference:
         finally:
             for parameter, data in zip(self._learning, own, strict=True):
                 parameter.data = data
+
+    def _exchange(self) -> None:
+        with torch.no_grad():
+            for parameter, first in zip(self._learning, self._first, strict=True):
+                own = own_part(parameter)
+                kept = own.clone()
+                own.copy_(first)
+                first.copy_(kept)
+        self._ranks.reshard()
 
     def state(self) -> dict[str, Tensor]:
         """Returns what a checkpoint records: the digest, not the weights."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from headrace.trainer.losses.loss import Loss, MicroBatch
 from headrace.trainer.losses.objective import Objective
+from headrace.trainer.ranks.ranks import ALONE, Ranks
 
 EFFECTIVE_SAMPLE_SIZES = ("effective_sample_size", "effective_sample_size_replayed")
 """The metrics of the tokens of fresh samples, and of replayed ones."""
@@ -17,8 +20,9 @@ MAX_LAG = 20.0
 class Totals:
     """Sums over the micro-batches and updates of one version."""
 
-    def __init__(self, loss: Loss) -> None:
+    def __init__(self, loss: Loss, ranks: Ranks = ALONE) -> None:
         self._by = loss
+        self._ranks = ranks
         self._cap: float | None = getattr(loss, "importance_cap", None)
         self._loss = torch.zeros(())
         self._norm = torch.zeros(())
@@ -95,7 +99,8 @@ class Totals:
         """Adds an update by the norm of its gradient before clipping, a scalar."""
         self._norm = torch.maximum(self._norm, norm.cpu())
         self._updates += 1
-        self._masked += 0 < self._meant == self._clipped
+        meant, clipped = self._ranks.sum(torch.tensor([self._meant, self._clipped])).tolist()
+        self._masked += 0 < meant == clipped
         self._meant = self._clipped = 0
 
     def add_rate(self, rate: float) -> None:
@@ -110,7 +115,26 @@ class Totals:
         """Returns whether losses and gradients have been finite so far."""
         values = self._sums.get("value_loss", torch.zeros(()))
         known = torch.stack([self._loss, self._norm, values, *self._critic_norms])
-        return bool(torch.isfinite(known).all())
+        return bool(torch.isfinite(self._ranks.sum(known)).all())
+
+    def _merge(self) -> None:
+        """Adds what the other ranks have added. Norms and updates are those of all ranks anyway."""
+        items: list[Any] = self._ranks.gather(
+            (
+                (self._loss, self._sampled, self._demonstrated, self._cross_entropy),
+                self._sums, self._weights, self._importance_max, self._engine_gaps,
+            )
+        )  # fmt: skip
+        counts, self._sums, self._weights, self._importance_max, self._engine_gaps = items[0]
+        for more, sums, weights, importance_max, gaps in items[1:]:
+            counts = tuple(one + another for one, another in zip(counts, more, strict=True))
+            for name, value in sums.items():
+                self._sums[name] = self._sums.get(name, 0) + value
+            for name, value in weights.items():
+                self._weights[name] = self._weights[name] + value
+            self._importance_max = torch.maximum(self._importance_max, importance_max)
+            self._engine_gaps += gaps
+        self._loss, self._sampled, self._demonstrated, self._cross_entropy = counts
 
     def metrics(self) -> dict[str, float]:
         """Returns the metrics by name.
@@ -126,8 +150,9 @@ class Totals:
         importance weights w of the N tokens of fresh samples, before they are truncated;
         `effective_sample_size_replayed` is that of replayed samples. `teacher_kl` is an estimate of
         the divergence of the policy that sampled from its teacher. Means over tokens are absent if
-        there are no such tokens.
+        there are no such tokens. All ranks must call it once, and get the same.
         """
+        self._merge()
         metrics = {
             "loss": float(self._loss) / max(self._updates, 1),
             "grad_norm": float(self._norm),

@@ -13,7 +13,7 @@ from safetensors.torch import load, load_file
 from torch import Tensor
 
 from headrace.errors import HeadraceError, UsageError
-from headrace.schemas.recipe.critic_settings import CriticSettings
+from headrace.schemas.recipe.learning.critic_settings import CriticSettings
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.weights import model_folder
 from headrace.trainer.critic.critic import Critic, value_terms
@@ -101,7 +101,7 @@ def gradients(one: Learner, sequences: list[TokenSequence], max_tokens: int) -> 
     one._note_start(plan, None, logprobs=False)
     critic.estimate([plan])
     for chosen, tokens in plan.micro_batches:
-        one._backward(plan, chosen, tokens, None, Totals(one._loss))
+        one._backward(plan, one._forward.collate(chosen), tokens, None, Totals(one._loss))
     found = {name: master.grad for name, master in one._masters.by_name.items()}
     return found | {"critic": critic._weights.grad}
 

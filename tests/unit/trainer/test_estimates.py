@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headrace.schemas.events import Sampling
-from headrace.schemas.recipe.critic_settings import CriticSettings
+from headrace.schemas.recipe.learning.critic_settings import CriticSettings
 from headrace.trainer.critic.estimates import (
     Estimates,
     estimate,

@@ -1,0 +1,1 @@
+"""What learns or teaches beside a model: a critic, an adapter, a teacher."""

@@ -1,0 +1,30 @@
+"""The adapter of a policy in the recipe."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from headrace.schemas.recipe.tables import Positive, Settings
+
+
+class Lora(Settings):
+    """An adapter that learns instead of the model's weights (Hu et al., arXiv:2106.09685).
+
+    It has no dropout, because the trainer's logprobs would then differ from the engine's."""
+
+    rank: Positive = 16
+    """Rank of the two matrices whose product is added to a layer's weights."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The product is multiplied by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """The linear layers that have an adapter, by their name or its last parts, for example `q_proj`
+    or `mlp.down_proj`. Empty: all except the output head."""
+
+
+def check_processes(lora: Lora | None, processes: int) -> None:
+    """Raises ValueError if an adapter would be trained in several processes."""
+    if lora is not None and processes > 1:
+        raise ValueError(
+            "training.processes: an adapter is trained in one process, because its frozen base is "
+            "not sharded. Set it to 1, or remove `lora`"
+        )

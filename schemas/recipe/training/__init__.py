@@ -1,1 +1,0 @@
-"""Checks of how a policy learns, as far as the recipe shows it."""

@@ -1,0 +1,168 @@
+"""One model in several processes: the same weights as in one, and checkpoints of any size."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from headrace.schemas.recipe.policy import Policy
+from headrace.trainer.collate import pack
+from headrace.trainer.ranks.rank_group import outside_rank
+from headrace.trainer.ranks.shares import cost, plan
+from headrace.trainer.sequences import UnusableSample
+
+PROGRAM = Path(__file__).with_name("ranks_program.py")
+LENGTHS = [700, 30, 512, 90, 90, 2048, 1, 333, 4096, 64]
+TOLERANCE = 1e-6
+"""The largest difference of a weight after 5 versions, in float32."""
+
+
+class Orders:
+    """Orders for one start of the program, and the folders with what came out."""
+
+    def __init__(self, folder: Path, **training: Any) -> None:
+        self.folder = folder
+        self.training = {"learning_rate": 1e-4, "device": "cpu", "max_tokens": 64, **training}
+        self.orders: list[dict[str, Any]] = []
+
+    def add(self, name: str, size: int, policy: dict[str, Any] | None = None, **more: Any) -> Path:
+        (self.folder / name).mkdir()
+        settings = {"model": "tiny-llama", "training": self.training} | (policy or {})
+        self.orders.append(
+            {"size": size, "policy": settings, "folder": str(self.folder / name), **more}
+        )
+        return self.folder / name
+
+    def run(self) -> None:
+        command = [sys.executable, str(PROGRAM), json.dumps(self.orders)]
+        subprocess.run(command, check=True, timeout=1500, env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+
+def distance(one: Path, another: Path) -> float:
+    first, second = load_file(one / "weights"), load_file(another / "weights")
+    assert first.keys() == second.keys()
+    return max(float((first[name].float() - second[name].float()).abs().max()) for name in first)
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result").read_text())
+    return found
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 20])
+def test_each_sequence_has_one_rank_and_the_load_is_even(ranks: int) -> None:
+    shares = plan(LENGTHS, ranks, 4096)
+    assert sorted(index for share in shares for chosen in share for index in chosen) == list(
+        range(len(LENGTHS))
+    )
+    loads = [sum(cost(LENGTHS[i], 1024) for chosen in share for i in chosen) for share in shares]
+    assert max(loads) <= sum(loads) / ranks + cost(max(LENGTHS), 1024)
+    for share in shares:
+        for chosen in share:
+            lengths = [LENGTHS[index] for index in chosen]
+            assert len(chosen) == 1 or len(chosen) * max(lengths) <= 4096
+
+
+def test_one_rank_packs_as_one_process_does() -> None:
+    assert plan(LENGTHS, 1, 4096) == [pack(LENGTHS, 4096)]
+
+
+def test_a_long_sequence_counts_for_more_than_its_tokens() -> None:
+    """By tokens alone the second rank would have as much as the first one."""
+    assert plan([4000, *[500] * 8], 2, 4096, width=64)[0] == [[0]]
+
+
+def test_an_adapter_is_refused_in_several_processes() -> None:
+    with pytest.raises(ValidationError, match="an adapter is trained in one process"):
+        Policy.model_validate({"model": "m", "lora": {}, "training": {"processes": 2}})
+
+
+def test_another_program_may_have_started_the_ranks() -> None:
+    assert outside_rank({"RANK": "3", "WORLD_SIZE": "8"}) == (3, 8)
+    assert outside_rank({"WORLD_SIZE": "8"}) is None
+
+
+def test_two_ranks_train_as_one_process_and_checkpoints_move_between_them(tmp_path: Path) -> None:
+    orders = Orders(tmp_path, minibatches=2)
+    one = orders.add("one", 1, save=str(tmp_path / "one.safetensors"))
+    two = orders.add("two", 2, save=str(tmp_path / "two-ranks"))
+    again = orders.add("again", 2)
+    of_two = orders.add("of-two", 1, load=str(tmp_path / "two-ranks"), first=6, versions=2)
+    of_one = orders.add("of-one", 2, load=str(tmp_path / "one.safetensors"), first=6, versions=2)
+    onward = orders.add("onward", 2, load=str(tmp_path / "two-ranks"), first=6, versions=2)
+    orders.run()
+    assert 0 < distance(one, two) < TOLERANCE
+    assert (two / "weights").read_bytes() == (again / "weights").read_bytes()
+    assert result(one)["updates"] == result(two)["updates"] == 10
+    assert result(of_one)["updates"] == result(of_two)["updates"] == 14
+    assert distance(of_one, of_two) < TOLERANCE
+    assert distance(onward, of_two) < TOLERANCE
+    alone, shared = result(one)["metrics"], result(two)["metrics"]
+    assert shared.pop("processes") == 2
+    assert shared == pytest.approx(alone, rel=1e-3, abs=1e-5)
+    for first, second in zip(result(one)["logprobs"], result(two)["logprobs"], strict=True):
+        assert second == pytest.approx(first, abs=1e-4)
+
+
+LOSSES: dict[str, dict[str, Any]] = {
+    "sequence-mean": {"loss": "gspo"},
+    "constant": {"loss": "dr_grpo"},
+    "prepared": {"loss": "m2po", "epochs": 2},
+    "regularized": {"kl_coefficient": 0.1, "entropy_bonus": 0.01},
+    "critic": {"critic": {"warmup_updates": 1}},
+}
+
+
+@pytest.mark.long
+def test_every_aggregation_equals_that_of_one_process(tmp_path: Path) -> None:
+    orders = Orders(tmp_path)
+    made = {}
+    for name, training in LOSSES.items():
+        settings: dict[str, Any] = {"training": orders.training | training}
+        if "critic" in training:
+            settings["groups"] = {"advantage": "rewards"}
+        made[name] = [orders.add(f"{name}-{size}", size, settings) for size in (1, 2, 4)]
+    again = orders.add("again", 4, {"training": orders.training | LOSSES["prepared"]})
+    orders.run()
+    for name, (one, two, four) in made.items():
+        print(f"{name:<14} 2 ranks {distance(one, two):.1e}  4 ranks {distance(one, four):.1e}")
+        assert distance(one, two) < TOLERANCE
+        assert distance(one, four) < TOLERANCE
+    assert (made["prepared"][2] / "weights").read_bytes() == (again / "weights").read_bytes()
+
+
+@pytest.mark.long
+def test_a_checkpoint_of_two_ranks_resumes_in_four_and_bfloat16_stays_near(tmp_path: Path) -> None:
+    orders = Orders(tmp_path)
+    rounded = {"dtype": "bfloat16"}
+    one = orders.add("one", 1, rounded)
+    two = orders.add("two", 2, rounded, save=str(tmp_path / "saved"))
+    four = orders.add("four", 4, rounded, load=str(tmp_path / "saved"), first=6, versions=0)
+    orders.run()
+    # A bfloat16 has 8 bits, so weights that differ by 1e-6 may be rounded to different ones.
+    assert distance(one, two) < 2**-7
+    assert (four / "weights").read_bytes() == (two / "weights").read_bytes()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=str)
+def test_a_rank_that_stops_or_dies_ends_the_others_in_time(tmp_path: Path, number: int) -> None:
+    orders = Orders(tmp_path)
+    folder = orders.add("lost", 3, timeout_s=8.0, stop=2, signal=number)
+    orders.run()
+    assert "rank 2 does not answer" in result(folder)["error"]
+
+
+def test_an_error_about_a_sample_reaches_another_process_whole() -> None:
+    made, arguments = UnusableSample(3, "too long").__reduce__()
+    again = made(*arguments)
+    assert (again.sample, str(again)) == (3, "too long")

@@ -1,0 +1,182 @@
+"""Joins the processes that train one model, and notices which of them do not answer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+
+from headrace.errors import DependencyError
+from headrace.trainer.ranks.ranks import Ranks
+
+POLL_S = 0.02
+"""How often a rank looks for what it waits for. Torch would log each wait that takes longer."""
+ANSWER_S = 5.0
+"""How long the store may take to answer when a rank asks who lives."""
+JOIN_S = 600.0
+"""How long ranks wait for each other at the start. A rank imports torch first."""
+BEAT_S = 1.0
+"""How often a rank shows that it lives, unless the time-out is shorter than 20 of them."""
+
+
+class RankGroup:
+    """The place of this process among the ranks. Rank 0 says what all of them do next.
+
+    The ranks talk through a store that one process serves (torch's TCPStore), and through
+    collectives: gloo between CPUs, NCCL between GPUs.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout_s: float,
+        device: str,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Waits for all ranks to join. A collective ends with an error after `timeout_s` seconds.
+
+        `device` is the type of device that trains. `check` is called now and then while this rank
+        waits, and raises an error to end it. Raises DependencyError if a rank does not join.
+        """
+        self.size = size
+        self._rank = rank
+        self._store: Any = store  # Its type stub lacks `clone`.
+        self._done = 0
+        self._timeout_s = timeout_s
+        self._beat_s = min(BEAT_S, timeout_s / 20)
+        self._ended = threading.Event()
+        store.set_timeout(timedelta(seconds=timeout_s))
+        try:
+            store.set(f"joined/{rank}", "")
+            for other in range(size):
+                self._await(f"joined/{other}", check, f"rank {other} of {size} did not join")
+            threading.Thread(
+                target=self._beat, args=(self._self._store.clone(),), daemon=True
+            ).start()
+            backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+            dist.init_process_group(
+                backend,
+                store=PrefixStore("collectives", store),
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+        except (RuntimeError, dist.DistError) as error:
+            raise DependencyError(
+                f"rank {rank} of {size} can't join the others: {error}"
+            ) from error
+        self.ranks = Ranks(rank, size, self._explain)
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Rank 0: has all other ranks do the same as rank 0 does next."""
+        with self.ranks.noticing():
+            self._store.set(f"command/{self._done}", method)
+            if self._done > 1:
+                # All have begun the one after it, so all have read it.
+                self._store.delete_key(f"command/{self._done - 2}")
+            self._done += 1
+            dist.broadcast_object_list([arguments], src=0, device=torch.device("cpu"))
+
+    def hear(self, check: Callable[[], None] = lambda: None) -> tuple[str, tuple[Any, ...]]:
+        """Other ranks: wait for what rank 0 does next, however long. Returns what `tell` was given.
+
+        Raises DependencyError if rank 0 is gone.
+        """
+        key = f"command/{self._done}"
+        with self.ranks.noticing():
+            while not self._store.check([key]):
+                check()
+                time.sleep(POLL_S)
+            method = self._store.get(key).decode()
+            self._done += 1
+            found: list[Any] = [None]
+            dist.broadcast_object_list(found, src=0, device=torch.device("cpu"))
+        return method, found[0]
+
+    def close(self) -> None:
+        """Leaves the group. No collective may be under way."""
+        self._ended.set()
+        with suppress(RuntimeError):
+            dist.destroy_process_group()
+
+    def _await(self, key: str, check: Callable[[], None], failure: str) -> None:
+        deadline = time.monotonic() + JOIN_S
+        while not self._store.check([key]):
+            check()
+            time.sleep(POLL_S)
+            if time.monotonic() > deadline:
+                raise DependencyError(
+                    f"{failure} within {JOIN_S:g} s. Its log says why. All ranks start again"
+                )
+
+    def _beat(self, store: Store) -> None:
+        """Shows the others that this process runs. A stopped process shows nothing."""
+        number = 0
+        with suppress(RuntimeError):  # The process that serves the store has ended.
+            while not self._ended.wait(self._beat_s):
+                number += 1
+                store.set(f"beat/{self._rank}", str(number))
+
+    def _explain(self) -> str:
+        """Says which ranks show no life now."""
+        try:
+            store = self._store.clone()
+            store.set_timeout(timedelta(seconds=ANSWER_S))
+            before = self._beats(store)
+            time.sleep(3 * self._beat_s)
+            after = self._beats(store)
+        except RuntimeError:
+            return "the process of rank 0, or the one that serves the store, is gone"
+        silent = [str(rank) for rank in range(self.size) if before[rank] == after[rank]]
+        if silent:
+            return f"rank {', '.join(silent)} does not answer"
+        return "another rank failed, and its log says why"
+
+    def _beats(self, store: Store) -> list[bytes]:
+        names = [f"beat/{rank}" for rank in range(self.size)]
+        return [store.get(name) if store.check([name]) else b"" for name in names]
+
+
+def serve_store() -> tuple[TCPStore, int]:
+    """Serves a store to processes of this machine alone. Returns it and its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    return store, port
+
+
+def loopback_variables() -> dict[str, str]:
+    """Returns the variables with which torch's collectives use the loopback interface."""
+    name = "lo" if sys.platform == "linux" else "lo0"
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+
+
+def outside_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
+    """Returns rank and number of ranks if `torchrun` or another program has started them."""
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        return None
+    return int(environment["RANK"]), int(environment["WORLD_SIZE"])
+
+
+def own_gpu(device: str, rank: int) -> None:
+    """Chooses the GPU of a rank: the one with its number on this machine."""
+    if device != "cpu" and torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
