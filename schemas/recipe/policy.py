@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from headrace.schemas.recipe.training.external_training import check_external
 from pydantic import Field, field_validator, model_validator
 
 from headrace.schemas.recipe.batch_settings import Batches
 from headrace.schemas.recipe.learning.critic_settings import CriticSettings, check_critic
+from headrace.schemas.recipe.learning.external_training import check_external
 from headrace.schemas.recipe.learning.lora_settings import Lora as Lora
 from headrace.schemas.recipe.learning.lora_settings import check_processes
 from headrace.schemas.recipe.limit_settings import CallLimits
