@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 
-class TrackedMemory(TorchDispatchMode):  # type: ignore[misc]
+class TrackedMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts each storage once, from the operation that makes it until nothing refers to it.
 
     What a kernel allocates inside itself is not counted.
@@ -19,7 +19,7 @@ class TrackedMemory(TorchDispatchMode):  # type: ignore[misc]
 
     def __init__(self, before: Iterable[Tensor]) -> None:
         """`before` are the tensors that there are already."""
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = self.most = 0
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         for one in before:
