@@ -62,9 +62,8 @@ class RankGroup:
             store.set(f"joined/{rank}", "")
             for other in range(size):
                 self._await(f"joined/{other}", check, f"rank {other} of {size} did not join")
-            threading.Thread(
-                target=self._beat, args=(self._self._store.clone(),), daemon=True
-            ).start()
+            own: Any = getattr(store, "clone")()  # noqa: B009  (the type stub lacks it)
+            threading.Thread(target=self._beat, args=(own,), daemon=True).start()
             backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
             dist.init_process_group(
                 backend,
