@@ -109,10 +109,10 @@ def test_an_empty_variable_names_no_credentials() -> None:
 
 
 def test_the_registry_knows_its_properties(tmp_path: Path) -> None:
-    Registry("http://r:1", {"basic.auth.user.info": "a:b"}).close()
+    Registry("http://r:1", properties={"basic.auth.user.info": "a:b"}).close()
     with pytest.raises(
         UsageError, match=r"schema\.registry\.bearer is not known. Use one of basic"
     ):
-        Registry("http://r:1", {"bearer": "a"})
+        Registry("http://r:1", properties={"bearer": "a"})
     with pytest.raises(UsageError, match="files of TLS for the registry"):
-        Registry("https://r:1", {"ssl.ca.location": str(tmp_path / "none.pem")})
+        Registry("https://r:1", properties={"ssl.ca.location": str(tmp_path / "none.pem")})

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from headrace.errors import DependencyError
 from headrace.schemas.events import Sampling
@@ -120,8 +120,8 @@ def serve_rank(rank: int, port: int, order: dict[str, Any]) -> None:
                 os.kill(os.getpid(), order["signal"])
             return plain(self, *arguments)
 
-        Learner.train = stop_itself  # type: ignore[method-assign]
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+        Learner.train = stop_itself  # type: ignore[method-assign, assignment]
+    store = TCPStore("127.0.0.1", port, is_master=False)
     follow(RankGroup(store, rank, order["size"], order.get("timeout_s", 60), "cpu"))
     os._exit(0)
 

@@ -14,6 +14,8 @@ from headrace.services.inference.engine import EngineOutput, EnginePrompt, Weigh
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.operate.conformance.engine.check_engine import check_engine
 
+OnToken = Callable[[int], None] | None
+
 
 class Changed(TorchEngine):
     """An engine that is wrong in what a subclass says."""
@@ -21,8 +23,8 @@ class Changed(TorchEngine):
     def answer(self, prompt: EnginePrompt, answer: EngineOutput) -> EngineOutput:
         return answer
 
-    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
-        return self.answer(prompt, await super().generate(prompt))
+    async def generate(self, prompt: EnginePrompt, on_token: OnToken = None) -> EngineOutput:
+        return self.answer(prompt, await super().generate(prompt, on_token))
 
 
 class WrongLogprob(Changed):
@@ -31,8 +33,8 @@ class WrongLogprob(Changed):
 
 
 class LogprobBeforeMasks(Changed):
-    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
-        free = await super().generate(prompt)
+    async def generate(self, prompt: EnginePrompt, on_token: OnToken = None) -> EngineOutput:
+        free = await super().generate(prompt, on_token)
         return (
             replace(free, logprobs=[one - 1 for one in free.logprobs]) if prompt.allowed else free
         )
@@ -49,13 +51,13 @@ class NoVersion(Changed):
 
 
 class NoStop(Changed):
-    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
-        return await super().generate(replace(prompt, max_tokens=prompt.max_tokens + 1))
+    async def generate(self, prompt: EnginePrompt, on_token: OnToken = None) -> EngineOutput:
+        return await super().generate(replace(prompt, max_tokens=prompt.max_tokens + 1), on_token)
 
 
 class IgnoresAllowed(Changed):
-    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
-        return await super().generate(replace(prompt, allowed=()))
+    async def generate(self, prompt: EnginePrompt, on_token: OnToken = None) -> EngineOutput:
+        return await super().generate(replace(prompt, allowed=()), on_token)
 
 
 class DropsTheStopId(Changed):
@@ -69,14 +71,14 @@ class NoOverflow(Changed):
 
 
 class IgnoresSeeds(Changed):
-    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
-        return await super().generate(replace(prompt, seed=None))
+    async def generate(self, prompt: EnginePrompt, on_token: OnToken = None) -> EngineOutput:
+        return await super().generate(replace(prompt, seed=None), on_token)
 
 
 class TakesAnything(Changed):
-    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
+    async def generate(self, prompt: EnginePrompt, on_token: OnToken = None) -> EngineOutput:
         try:
-            return await super().generate(prompt)
+            return await super().generate(prompt, on_token)
         except ValueError:
             return EngineOutput([], [], [], "stop")
 
@@ -98,9 +100,9 @@ class LosesAtASwap(Changed):
 
     swaps = 0
 
-    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
+    async def generate(self, prompt: EnginePrompt, on_token: OnToken = None) -> EngineOutput:
         before = self.swaps
-        answer = await super().generate(prompt)
+        answer = await super().generate(prompt, on_token)
         if self.swaps != before:
             raise RuntimeError("the request is unknown")
         return answer
@@ -126,9 +128,11 @@ class TakesDamagedWeights(Changed):
 class KeepsTheSlot(Changed):
     """A cancelled prompt goes on."""
 
-    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
+    async def generate(self, prompt: EnginePrompt, on_token: OnToken = None) -> EngineOutput:
         self.left = getattr(self, "left", [])
-        self.left.append(asyncio.create_task(super().generate(replace(prompt, max_tokens=500))))
+        self.left.append(
+            asyncio.create_task(super().generate(replace(prompt, max_tokens=500), on_token))
+        )
         return await asyncio.shield(self.left[-1])
 
 
@@ -138,12 +142,12 @@ class HangsWhenItCloses(Changed):
 
 
 class ServesEverybody(Changed):
-    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
-        return await super().generate(replace(prompt, policy="default"))
+    async def generate(self, prompt: EnginePrompt, on_token: OnToken = None) -> EngineOutput:
+        return await super().generate(replace(prompt, policy="default"), on_token)
 
 
 class Exits(Changed):
-    async def generate(self, prompt: EnginePrompt) -> EngineOutput:
+    async def generate(self, prompt: EnginePrompt, on_token: OnToken = None) -> EngineOutput:
         raise SystemExit(3)
 
 
