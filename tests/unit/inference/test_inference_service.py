@@ -38,7 +38,7 @@ def test_policies_of_equal_settings_share_an_engine() -> None:
 def test_what_the_recipe_gets_wrong_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match=r"no policy 'right'.*left"):
         make_engines(recipe(left={}), ["right"])
-    with pytest.raises(UsageError, match=r"no engine 'warp'.*[uU]se scripted, torch"):
+    with pytest.raises(UsageError, match=r"no engine 'warp'.*[uU]se openai, scripted, torch"):
         prepare(recipe(left={"engine": {"use": "warp"}}))
     with pytest.raises(UsageError, match="options of the scripted engine: a: no such key"):
         recipe(left={"engine": {"use": "scripted", "options": {"a": 1}}})

@@ -16,7 +16,7 @@ from headrace.services.namespace.cluster_config import RECIPES, ClusterConfig
 from headrace.services.operate import cli
 
 COMMANDS = (
-    "new", "run", "check", "try", "end", "serve", "up", "down", "apply", "submit", "cancel",
+    "new", "run", "check", "plan", "try", "end", "serve", "up", "down", "apply", "submit", "cancel",
     "quota", "autoscale", "evaluate", "export", "chat", "replay", "compare", "plot",
     "track", "trajectories", "status",
     "dashboard", "doctor", "verify", "cost", "show", "tail", "topics", "asyncapi",

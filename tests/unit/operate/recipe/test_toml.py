@@ -102,6 +102,8 @@ def test_a_default_that_is_no_longer_a_comment_changes_nothing(path: Path) -> No
 def test_an_absent_table_can_be_uncommented(path: Path) -> None:
     recipe = loads(path)
     name = next(iter(recipe.policies))
+    if recipe.policies[name].lora is not None:
+        pytest.skip("its table `lora` is there")
     header = f"# [policies.{name}.lora]"
     text = recipe_toml(recipe)
     assert header in text
