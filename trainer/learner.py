@@ -1,10 +1,10 @@
 """The learner: a model, its optimizer, and what one batch does to them. No log, no clock.
 
 It runs in one process on one device, or as one of several ranks, each of which holds a shard of the
-model. Optimizer, gradients and the weights
-that it changes are float32. The forward pass runs on these weights in the policy's dtype, so on
-exactly the numbers that are published and served. If the policy has an adapter, the rest of the
-model is frozen in the policy's dtype. On a CPU the same batches give the same weights, bit by bit.
+model. Optimizer, gradients and the weights that it changes are float32. The forward pass runs on
+these weights in the policy's dtype, so on exactly the numbers that are published and served. If the
+policy has an adapter, the rest of the model is frozen in the policy's dtype. On a CPU the same
+batches in the same number of processes give the same weights, bit by bit.
 """
 
 from __future__ import annotations

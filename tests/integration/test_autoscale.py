@@ -88,7 +88,7 @@ $HEADRACE_WORKERS in $HEADRACE_NAMESPACE" > {said}.new; mv {said}.new {said}'
             assert process.stdout is not None
             try:
                 lines: list[dict[str, Any]] = []
-                while not lines or lines[-1]["wanted"] == WORKERS:
+                while not lines or lines[-1]["wait"] is None:
                     lines.append(json.loads(await process.stdout.readline()))
                 assert lines[-1]["wanted"] == 4
                 assert (lines[-1]["workers"], lines[-1]["wait"]) == (WORKERS, 0.5)

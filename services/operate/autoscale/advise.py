@@ -111,7 +111,9 @@ class Hooks:
         self._news = asyncio.Event()
 
     def on_scaling(self, scaling: Scaling) -> None:
-        """Notes what is wanted now. What reports first is no change."""
+        """Notes what is wanted now. What is there at first is no change."""
+        if not scaling.heard:
+            return
         known = self._newest
         self._newest = scaling
         if known is not None and known.wanted != scaling.wanted:

@@ -46,6 +46,8 @@ class Scaling:
     """The share of the slots that is in use."""
     used: float | None = None
     """The share of what the workers can produce that is trained on."""
+    heard: bool = True
+    """Whether every worker has had time to report."""
 
 
 @dataclass
@@ -124,7 +126,8 @@ class Autoscaler:
         if self._wanted is None:
             if not workers or now_s < self._begun_s + LISTEN_S:
                 why = "reports are awaited" if workers else "no worker reports"
-                return Scaling(self._bounded(workers or self._first), workers, why)
+                first = self._bounded(workers or self._first)
+                return Scaling(first, workers, why, heard=False)
             self._restart(workers, now_s)
         assert self._wanted is not None
         if abs(workers - self._wanted) > NEAR * self._wanted:
