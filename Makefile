@@ -35,7 +35,8 @@ $(SYNCED): uv.lock pyproject.toml
 	@$(BIN)/uv sync --frozen --inexact --quiet --extra all
 	@touch $(SYNCED)
 	@echo "preparing for the first start: Kafka, the registry and their archives (once for a machine), bytecode"
-	@$(BIN)/python -m headrace.infra.local.archives & $(BIN)/headrace check quickstart > /dev/null 2>&1; wait
+	@$(BIN)/python -m headrace.infra.local.archives
+	@$(BIN)/headrace check quickstart > /dev/null 2>&1 || true
 
 quickstart: $(SYNCED)  ## watch a policy learn FrozenLake through Kafka
 	@$(BIN)/headrace run quickstart --check 'reward>=0.95' --check 'episodes<=3000'

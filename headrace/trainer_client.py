@@ -9,7 +9,8 @@
             for micro_batch in plan(batch, ranks=1, max_tokens=8192)[0]:
                 ...                                        # forward and backward
             checkpoint = client.publish(batch.version, model_weights())
-            ...                                            # save it with your own state
+            if not batch.published:
+                ...                                        # save it with your own state
 
 docs/contract-trainer.md has the contract. This module does not import torch.
 """
@@ -85,6 +86,7 @@ class TrainerClient:
             namespace=namespace,
             kafka_properties=dict(properties or {}),
         )
+        cluster = replace(cluster, role="trainer")
         self._thread = LoopThread()
         self._stop = asyncio.Event()
         with ExitStack() as closing:
@@ -166,6 +168,9 @@ class TrainerClient:
         parameters, tied ones once, and the recipe's dtype. They are stored in full, or as a delta
         to the version before. `metrics` are recorded with the version, and `updates` is the number
         of optimizer updates that the batch made.
+
+        Save the checkpoint only if the batch's version was not `published` before. If updates are
+        not deterministic, the weights that are made again differ, and no checkpoint of them fits.
 
         On return the version is in the log. If it was published before, it is not published again,
         unless it is the newest one and its weights differ. Raises Fenced if another trainer has

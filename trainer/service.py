@@ -79,7 +79,7 @@ def _place(settings: Policy) -> tuple[int, int]:
     if settings.training is None or outside is None:
         return 0, 1 if settings.training is None else settings.training.processes
     try:
-        check_processes(settings.lora, outside[1])
+        check_processes(settings.lora, outside[1], settings.training.device)
     except ValueError as error:
         raise UsageError(f"{error}. WORLD_SIZE is {outside[1]}") from error
     return outside

@@ -75,7 +75,7 @@ def main() -> None:
     """Records, and says why if that fails: nothing depends on it."""
     try:
         record()
-    except HeadraceError as error:
+    except (HeadraceError, OSError) as error:
         print(f"no Java start-up archives were recorded, so starts are slower: {error}")
 
 

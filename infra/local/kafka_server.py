@@ -112,11 +112,12 @@ def format_log(
     shutil.rmtree(unfinished, ignore_errors=True)
     digest = hashlib.sha256(json.dumps([KAFKA_VERSION, _SETTINGS]).encode()).hexdigest()[:16]
     template = cache / f"kafka-formatted-{digest}"
-    if template.exists():
+    if _is_whole(template):
         shutil.copytree(template, unfinished)
     else:
         _run_format_tool(runtime, state, log, unfinished, cancelled)
-        _keep_template(unfinished, template)
+        with contextlib.suppress(OSError):  # The cache is full, or another process was first.
+            _keep_template(unfinished, template)
     meta = unfinished / META
     meta.write_text(with_fresh_ids(meta.read_text()))
     # The rename is atomic: if a process is killed meanwhile, there is no half formatted folder.
@@ -132,13 +133,23 @@ def _new_id() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
 
 
+def _is_whole(template: Path) -> bool:
+    """Returns whether a template is there, and has survived a loss of power."""
+    try:
+        meta = (template / META).read_text()
+        return "cluster.id=" in meta and "directory.id=" in meta
+    except (OSError, ValueError):
+        return False
+
+
 def _keep_template(formatted: Path, template: Path) -> None:
-    """Copies an empty log to the cache. Another process may do the same."""
+    """Copies an empty log to the cache. Another process may do the same. Raises OSError."""
     scratch = Path(tempfile.mkdtemp(prefix=f"{template.name}.", dir=template.parent))
     try:
         shutil.copytree(formatted, scratch / "log")
-        with contextlib.suppress(OSError):  # the other process was first
-            (scratch / "log").rename(template)
+        if template.exists():  # It is damaged.
+            template.rename(scratch / "damaged")
+        (scratch / "log").rename(template)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -258,7 +258,7 @@ class Policy(Settings):
     @model_validator(mode="after")
     def _training_fits(self) -> Policy:
         if self.training is not None:
-            check_processes(self.lora, self.training.processes)
+            check_processes(self.lora, self.training.processes, self.training.device)
             check_critic(self.training.critic, self.groups.advantage, self.groups.filters)
         return self
 

@@ -85,7 +85,7 @@ class Drain:
             return False
         at = taker.partitions[self._sent[taker.worker] % min(SPREAD, len(taker.partitions))]
         self._sent[taker.worker] += 1
-        await self._log.send(request, at)
+        await self._log.send(request, at, awaited=True)
         self.handed_over += 1
         return True
 

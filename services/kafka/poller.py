@@ -88,7 +88,8 @@ class Poller:
         self._throttled = False
         self._commands: SimpleQueue[_Command | None] = SimpleQueue()
         self._lag = Lag()
-        self._lag_due = self._quiet_at = 0.0
+        self._lag_due = 0.0
+        self._quiet_at = monotonic() + QUIET_S
         self._reached: dict[Partition, int] = {}
         """How far each partition was read. Only the thread uses it."""
         self._closed = self._loop.create_future()

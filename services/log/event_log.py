@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from prometheus_client import Counter
@@ -97,12 +97,17 @@ class EventLog:
             ("content-type", b"application/avro"),
         ]
 
-    async def send(self, event: Event, partition: int | None = None) -> Ref:
+    async def send(
+        self, event: Event, partition: int | None = None, *, awaited: bool = False
+    ) -> Ref:
         """Writes an event to its topic. Returns once it is durable.
 
-        If `partition` is None, the event's key decides.
+        If `partition` is None, the event's key decides. `awaited`: the caller waits for nothing
+        else, so it learns at once that the event is durable.
         """
         record = self.outgoing(event, partition)
+        if awaited:
+            record = replace(record, patient=False)
         position = await self.broker.send(record)
         self._sent[type(event)].inc()
         return _ref(position, record.value)

@@ -43,7 +43,9 @@ RESERVED = frozenset(
 )
 """Names of folders in the state folder that no namespace may have."""
 
-_SECRET_PROPERTY = re.compile(r"password|secret|token|\.pem$|user\.info$|oauthbearer\.config$")
+_SECRET_PROPERTY = re.compile(
+    r"(password|passphrase|secret|token(?!\.endpoint)|\.pem$|user\.info$|oauthbearer\.config$)"
+)
 """The properties of librdkafka that hold secrets."""
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import faust
 from aiokafka.abc import AbstractTokenProvider  # type: ignore[import-untyped]
+from aiokafka.errors import KafkaConnectionError  # type: ignore[import-untyped]
 from faust.auth import OAuthCredentials
 
-from headrace.errors import UsageError
+from headrace.errors import DependencyError, UsageError
 from headrace.services.kafka.security.access_tokens import AccessTokens
 from headrace.services.kafka.security.client_security import OAUTHBEARER, ClientSecurity
 from headrace.services.kafka.security.ssl_context import https_context, ssl_context
+
+logger = logging.getLogger(__name__)
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER)
 """The mechanisms that Faust's clients have. They have GSSAPI only with another package."""
@@ -26,7 +30,12 @@ class _TokenProvider(AbstractTokenProvider):  # type: ignore[misc]
         self._tokens, self._extensions = tokens, dict(extensions)
 
     async def token(self) -> str:
-        return await self._tokens.token()
+        """Raises the error after which aiokafka tries again; any other one would end its tasks."""
+        try:
+            return await self._tokens.token()
+        except DependencyError as error:
+            logger.warning("%s", error)
+            raise KafkaConnectionError(str(error)) from error
 
     def extensions(self) -> dict[str, str]:
         return self._extensions

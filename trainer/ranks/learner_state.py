@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as load_shards
 from torch.distributed.checkpoint.state_dict_saver import save as save_shards
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from headrace.errors import BlobError, UsageError
+from headrace.errors import BlobError, DependencyError, UsageError
 from headrace.services.models.torch_models import check_fit, overwrite
 from headrace.trainer.critic.critic import Critic
 from headrace.trainer.forward.master_weights import MasterWeights
@@ -66,11 +66,20 @@ class LearnerState:
         """Restores what `save` wrote, in whatever number of processes.
 
         Raises UsageError if it is of another model or base, or of another version 0 and the loss
-        has a KL divergence from it.
+        has a KL divergence from it, and DependencyError if a shard can't be read.
         """
         if not path.is_dir():
             self._restore({name: self._like(name, one) for name, one in load_file(path).items()})
             return
+        try:
+            self._restore(self._read_shards(path))
+        except (CheckpointException, OSError) as error:
+            raise DependencyError(
+                f"rank {self.ranks.rank} can't read the checkpoint {path}: {error}. All machines "
+                "of a trainer need the same --state folder"
+            ) from error
+
+    def _read_shards(self, path: Path) -> dict[str, Tensor]:
         found = FileSystemReader(path).read_metadata().state_dict_metadata
         tensors = {
             name: self._like(name, torch.zeros(kind.size, dtype=kind.properties.dtype))
@@ -79,7 +88,7 @@ class LearnerState:
         }
         with self.ranks.noticing():
             load_shards(tensors, checkpoint_id=path, no_dist=not self.ranks.several)
-        self._restore(tensors)
+        return tensors
 
     def copied(self) -> Callable[[], None]:
         """Copies it to the CPU. Returns what restores the copy."""

@@ -50,12 +50,13 @@ def follow_rank_0(
 ) -> None:
     """Joins as a rank above 0, and returns when rank 0 has ended cleanly. Blocks.
 
-    Raises DependencyError if the other ranks are gone. `check` may raise an error to end it.
+    Raises DependencyError if the other ranks are gone. `check` may raise an error while it waits
+    for the others to join. Later it ends with rank 0 alone, which may have a checkpoint to write.
     """
     own_gpu(device, rank)
     group = RankGroup(store, rank, size, timeout_s, pick_device(device).type, check)
     logger.info("rank %d of %d has joined", rank, size)
-    follow(group, check)
+    follow(group)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,8 @@ class StartedRanks:
                 await asyncio.wait(
                     self.watches, timeout=NOTICE_S, return_when=asyncio.FIRST_COMPLETED
                 )
-            self._check()
+            if not working.done() or isinstance(working.exception(), DependencyError):
+                self._check()
             await working
         finally:
             working.cancel()

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from headrace.errors import DependencyError
+from headrace.errors import DependencyError, UsageError
 from headrace.trainer.ranks.shares import plan
 from headrace.trainer.sequences import Stopped, UnusableBatch
 
@@ -44,7 +44,7 @@ class Ranks:
 
         The model has the same float32 weights in each rank. A layer is put together in `dtype`
         when it computes, so on the numbers that are published. Gradients are added up over the
-        ranks in float32.
+        ranks in float32. Raises UsageError if transformers does not name the model's layers.
         """
         if not self.several:
             model.to(device)
@@ -56,7 +56,14 @@ class Ranks:
             cast_forward_inputs=False,  # as one process computes
         )
         layers = set(model._no_split_modules or ())
-        chosen = [one for one in model.modules() if type(one).__name__ in layers]
+        named = [one for one in model.modules() if type(one).__name__ in layers]
+        inside = {id(part) for one in named for part in one.modules() if part is not one}
+        chosen = [one for one in named if id(one) not in inside]
+        if not chosen:  # Without layers of its own, FSDP2 would reduce no gradient.
+            raise UsageError(
+                f"training.processes: transformers does not say what the layers of a "
+                f"{type(model).__name__} are, so it can't be divided. Set it to 1"
+            )
         for module in (*chosen, model):
             fully_shard(module, mesh=mesh, mp_policy=policy)
             # The weights of the tokens are those of the whole update, so the sum is the gradient.
@@ -148,6 +155,12 @@ class Ranks:
     def failure(self, error: BaseException) -> DependencyError:
         """Returns an error that says which ranks do not answer."""
         text = " ".join(str(error).split())[:300]
+        if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in text:
+            return DependencyError(
+                f"rank {self.rank} of {self.size} is out of memory, so all ranks end. They meet "
+                "the same batch again. If it fails again, start a new namespace with a lower "
+                f"training.max_tokens or more processes. The error was: {text}"
+            )
         return DependencyError(
             f"rank {self.rank} of {self.size} can't go on: {self._explain()}. All ranks end, and "
             f"continue from the newest checkpoint. The error was: {text}"

@@ -21,8 +21,13 @@ class Lora(Settings):
     or `mlp.down_proj`. Empty: all except the output head."""
 
 
-def check_processes(lora: Lora | None, processes: int) -> None:
-    """Raises ValueError if an adapter would be trained in several processes."""
+def check_processes(lora: Lora | None, processes: int, device: str) -> None:
+    """Raises ValueError if several processes would train an adapter, or on the same GPU."""
+    if processes > 1 and ":" in device:
+        raise ValueError(
+            f"training.device: {device!r} is one GPU, and each of {processes} processes needs its "
+            "own. Set it to `auto`, `cuda` or `cpu`"
+        )
     if lora is not None and processes > 1:
         raise ValueError(
             "training.processes: an adapter is trained in one process, because its frozen base is "

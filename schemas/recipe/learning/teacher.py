@@ -32,7 +32,7 @@ def check_teacher(
             f"{key}: {teacher!r} is trained itself, but a teacher must not change. Set "
             f"`training = false` in policies.{teacher}"
         )
-    if loss in REWARD_LOSSES:
+    if loss in REWARD_LOSSES and not training.external:  # Only our own trainer reads the loss.
         raise ValueError(
             f"{key}: the loss {loss!r} does not use a teacher. Set loss = {DISTILL!r}, or remove "
             "`teacher`"

@@ -79,7 +79,8 @@ class OpenaiOptions(Settings):
     served_model: str
     """The model's name at the server."""
     token: str | SecretTable | None = None
-    """A bearer token that is sent with each request, as a reference to a secret. Absent: none."""
+    """A bearer token for the server, as a reference to a secret. `weights_url` gets it only if it
+    has the same scheme, host and port. Absent: none."""
     context: Positive | None = None
     """Maximum number of tokens of prompt and generation together. Absent: what the server says as
     `max_model_len` at `/models`."""

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.parse
@@ -26,20 +27,36 @@ UNSECURED_S = 3600
 """Lifetime of an unsecured token, unless its claims say another one."""
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Refuses redirects: the secret of the client would follow them to any host."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
 class AccessTokens:
-    """Returns the same token until it ends soon, and then a new one."""
+    """Returns the same token until it ends soon, and then a new one.
+
+    Event loops of several threads may use it: Faust's consumer has a loop of its own.
+    """
 
     def __init__(self, settings: OAuthSettings, context: ssl.SSLContext) -> None:
         """`context` is for an `https` endpoint."""
-        self._settings, self._context = settings, context
+        self._settings = settings
+        self._opener = urllib.request.build_opener(
+            urllib.request.HTTPSHandler(context=context), _NoRedirect
+        )
         self._token, self._refresh_at = "", 0.0
-        self._fetching = asyncio.Lock()
+        self._fetching = threading.Lock()
 
     async def token(self) -> str:
         """Raises DependencyError within 10 s if the endpoint gives no token."""
-        async with self._fetching:
+        return await asyncio.to_thread(self._current)
+
+    def _current(self) -> str:
+        with self._fetching:
             if time.time() >= self._refresh_at:
-                token, lifetime_s = await asyncio.to_thread(self._fetch)
+                token, lifetime_s = self._fetch()
                 REDACTOR.add("OAUTHBEARER token", token)
                 self._token = token
                 self._refresh_at = time.time() + REFRESH_SHARE * lifetime_s
@@ -58,9 +75,7 @@ class AccessTokens:
             {"Authorization": f"Basic {base64.b64encode(user).decode()}"},
         )
         try:
-            with urllib.request.urlopen(
-                request, timeout=REQUEST_S, context=self._context
-            ) as answer:
+            with self._opener.open(request, timeout=REQUEST_S) as answer:
                 tree: Any = json.loads(answer.read(MAX_BYTES))
             token = str(tree["access_token"])
             return token, float(tree.get("expires_in", 0.0)) or _lifetime_s(token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import aclosing, suppress
 from pathlib import Path
 
@@ -30,9 +30,12 @@ LISTED = 3
 """Topics that a finding names."""
 
 
-def registry(url: str) -> Finding:
-    """Asks the schema registry for something. Blocks for some seconds at most."""
-    client = Registry(url)
+def registry(url: str, properties: Mapping[str, str]) -> Finding:
+    """Asks the schema registry for something. Blocks for some seconds at most.
+
+    `properties` are those of its client.
+    """
+    client = Registry(url, properties=properties)
     try:
         client.lookup("headrace-doctor-value", '"string"')
     except HeadraceError as error:

@@ -84,7 +84,9 @@ async def _of_cluster(
         found.findings.append(Finding("kafka", "ok", f"{cluster.bootstrap_servers} answers"))
         assert cluster.registry_url is not None
         found.findings.append(
-            await asyncio.to_thread(cluster_checks.registry, cluster.registry_url)
+            await asyncio.to_thread(
+                cluster_checks.registry, cluster.registry_url, cluster.registry_properties()
+            )
         )
         store = await asyncio.to_thread(cluster.open_blobs, None)
         found.findings.append(

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @click.argument("recipe", default="quickstart")
 @click.option(
     "--gpus", metavar="COUNTxGIB", required=True,
-    help="The GPUs and the GiB of each, for example 8x80. Each gets a rank of the trainer, among "
-    "which the weights are sharded, and an engine.",
+    help="The GPUs and the GiB of each, for example 8x80. Each has an engine, and as many of them "
+    "as training.processes says have a rank of the trainer.",
 )  # fmt: skip
 @click.option(
     "--engines-apart", is_flag=True, help="The engines have other GPUs of this size, one each."
@@ -46,8 +46,8 @@ def plan(
 
     It reads the configuration of each model, and no weights. If the parts do not fit, it lists what
     to change, the cheapest first: fewer tokens of a micro-batch, activation checkpointing, more
-    GPUs, an adapter. Each line includes the changes before it. The exit code is 3 if it does not
-    fit.
+    processes of the trainer, an adapter. Each line includes the changes before it. The exit code is
+    3 if it does not fit.
 
     \b
     Examples:
@@ -104,6 +104,8 @@ def _print(made: MemoryPlan, changes: list[tuple[str, MemoryPlan]], ram: float |
             print_table((head, "GiB"), [[part, _gib(size)] for part, size in parts.items()])
     verdict = "fits" if made.fits else "does not fit"
     echo(f"{_gib(made.gpu_total)} of {gpus.gib:g} GiB: {verdict}")
+    for name, tokens in made.batch_tokens().items():
+        echo(f"the largest micro-batch of {name} has {tokens} tokens; a longer sequence needs more")
     for name, tokens in made.cached_tokens().items():
         echo(f"the KV cache of {name} holds {tokens} tokens")
     rows = [[part, _gib(size)] for part, size in made.ram_parts().items()]

@@ -86,7 +86,8 @@ class TrainerMemory:
         """Version 0 of what learns, if the recipe has a KL divergence (`Reference`)."""
         training = self.policy.training
         used = training is not None and training.kl_coefficient > 0
-        return self._width * self.learning // self.ranks if used else 0
+        width = 4 if self.ranks > 1 else self._width  # Shards are float32 themselves.
+        return width * self.learning // self.ranks if used else 0
 
     @property
     def activations(self) -> int:

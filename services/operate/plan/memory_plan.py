@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import UsageError
@@ -20,8 +20,6 @@ from headrace.services.operate.plan.model_shape import ModelShape
 GPUS = re.compile(r"(?P<count>[1-9][0-9]{0,4})x(?P<gib>[0-9]{1,5}(\.[0-9]+)?)")
 FEWEST_TOKENS = 1024
 """Fewer tokens of a micro-batch are not suggested."""
-MOST_RANKS = 1024
-"""More GPUs are not suggested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +47,22 @@ class MemoryPlan:
     policies: Mapping[str, tuple[Policy, ModelShape]]
     gpus: Gpus
 
+    def __post_init__(self) -> None:
+        """Raises UsageError if a trainer has more ranks than there are GPUs."""
+        for name, (policy, _) in self.policies.items():
+            ranks = policy.training.processes if policy.training is not None else 1
+            if not _on_cpu(policy) and ranks > self.gpus.count:
+                raise UsageError(
+                    f"policies.{name}.training.processes is {ranks}, and --gpus says that there "
+                    f"are {self.gpus.count}: each process needs a GPU of its own"
+                )
+
     def trainer_parts(self) -> dict[str, int]:
         """Returns the bytes of each part of the trainers' ranks on one GPU, as `policy: part`."""
         return {
             f"{name}: {part}": size
             for name, (policy, shape) in self.policies.items()
-            if policy.training is not None and policy.training.device != "cpu"
+            if _trained(policy) and not _on_cpu(policy)
             for part, size in self._trainer(policy, shape).parts().items()
             if size
         }
@@ -75,10 +83,10 @@ class MemoryPlan:
         """
         found: dict[str, int] = {}
         for name, (policy, shape) in self.policies.items():
-            if policy.training is None:
+            if not _trained(policy):
                 continue
             trainer = self._trainer(policy, shape)
-            if policy.training.device == "cpu":
+            if _on_cpu(policy):
                 found |= {f"{name}: {part}": size for part, size in trainer.parts().items()}
             found[f"{name}: model while it is loaded"] = 4 * shape.parameters
             found[f"{name}: published weights"] = 2 * trainer.published
@@ -106,6 +114,14 @@ class MemoryPlan:
         """Returns how many tokens the KV cache of each policy's engine holds."""
         return {name: engine.cache // engine.of_token for name, engine in self._engines()}
 
+    def batch_tokens(self) -> dict[str, int]:
+        """Returns the tokens of the largest micro-batch of each policy that is trained."""
+        return {
+            name: self._trainer(policy, shape).tokens
+            for name, (policy, shape) in self.policies.items()
+            if _trained(policy)
+        }
+
     def changes(self) -> list[tuple[str, MemoryPlan]]:
         """Returns changes, the cheapest first, each with the plan after it and all before it.
 
@@ -120,8 +136,7 @@ class MemoryPlan:
 
     def _trainer(self, policy: Policy, shape: ModelShape) -> TrainerMemory:
         assert policy.training is not None, "only policies in training have a trainer"
-        on_gpu = policy.training.device != "cpu"
-        return TrainerMemory(policy, shape, self.gpus.count if on_gpu else 1, on_gpu)
+        return TrainerMemory(policy, shape, policy.training.processes, not _on_cpu(policy))
 
     def _engines(self) -> Iterator[tuple[str, EngineMemory]]:
         for name, (policy, shape) in self.policies.items():
@@ -130,11 +145,20 @@ class MemoryPlan:
                 yield name, EngineMemory(policy, shape, int(self.gpus.gib * GIB), context)
 
 
+def _trained(policy: Policy) -> bool:
+    """Returns whether Headrace's own trainer trains a policy."""
+    return policy.training is not None and not policy.training.external
+
+
+def _on_cpu(policy: Policy) -> bool:
+    return policy.training is not None and policy.training.device == "cpu"
+
+
 def _steps(plan: MemoryPlan) -> Iterator[tuple[str, MemoryPlan]]:
     """Yields changes of the policies in training, each on top of those before."""
     trained = {
         name: policy for name, (policy, _) in plan.policies.items()
-        if policy.training is not None and policy.training.device != "cpu"
+        if _trained(policy) and not _on_cpu(policy)
     }  # fmt: skip
     for name, policy in trained.items():
         assert policy.training is not None, "chosen above"
@@ -149,17 +173,19 @@ def _steps(plan: MemoryPlan) -> Iterator[tuple[str, MemoryPlan]]:
         if not policy.training.activation_checkpointing:
             plan = _changed(plan, name, activation_checkpointing=True)
             yield f"policies.{name}.training.activation_checkpointing = true", plan
-    fewer = plan
-    while trained and plan.gpus.count < MOST_RANKS:
-        plan = MemoryPlan(plan.policies, replace(plan.gpus, count=plan.gpus.count * 2))
-        if plan.fits:
-            yield f"{plan.gpus.count} GPUs, with a rank of the trainer on each", plan
-            return
-    plan = fewer
+    for name, policy in trained.items():
+        assert policy.training is not None, "chosen above"
+        more = policy.training.processes
+        while policy.lora is None and not plan.fits and more * 2 <= plan.gpus.count:
+            more *= 2
+            plan = _changed(plan, name, processes=more)
+            yield f"policies.{name}.training.processes = {more}", plan
     for name, policy in trained.items():
         if policy.lora is None:
             changed, shape = plan.policies[name]
-            adapted = changed.model_copy(update={"lora": Lora()})
+            assert changed.training is not None, "chosen above"
+            alone = changed.training.model_copy(update={"processes": 1})
+            adapted = changed.model_copy(update={"lora": Lora(), "training": alone})
             plan = MemoryPlan({**plan.policies, name: (adapted, shape)}, plan.gpus)
             yield f"policies.{name}.lora = {{ rank = {Lora().rank} }}", plan
 

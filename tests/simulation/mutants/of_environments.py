@@ -138,7 +138,7 @@ zero = failed(action, self._instance, self._broken, self._claim.partition)
         name="handed_over_prompt_not_sent",
         sentence="A draining worker is done with a prompt once another one has it.",
         file="services/inference/drain.py",
-        old="        await self._log.send(request, at)\n",
+        old="        await self._log.send(request, at, awaited=True)\n",
         new="",
         caught_by=("I1: ", "I8: "),
         faults=("restart", "inference"),

@@ -8,12 +8,14 @@ import json
 import ssl
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
 
 import pytest
+from aiokafka.errors import KafkaConnectionError  # type: ignore[import-untyped]
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
@@ -162,7 +164,9 @@ def test_a_client_certificate_comes_as_file_text_or_key_store(tmp_path: Path) ->
 
 
 @contextmanager
-def endpoint(lifetime_s: float, status: int = 200) -> Iterator[tuple[str, list[str]]]:
+def endpoint(
+    lifetime_s: float, status: int = 200, location: str | None = None
+) -> Iterator[tuple[str, list[str]]]:
     """Serves tokens. Yields its URL, and the requests that it got."""
     asked: list[str] = []
 
@@ -172,6 +176,8 @@ def endpoint(lifetime_s: float, status: int = 200) -> Iterator[tuple[str, list[s
             asked.append(f"{self.headers['Authorization']} {body}")
             tree = {"access_token": f"token-{len(asked)}", "expires_in": lifetime_s}
             self.send_response(status)
+            if location is not None:
+                self.send_header("Location", location)
             self.end_headers()
             self.wfile.write(json.dumps(tree).encode())
 
@@ -208,6 +214,30 @@ def test_a_token_is_used_until_it_ends_soon(monkeypatch: pytest.MonkeyPatch) -> 
             assert asked == [f"Basic {user} grant_type=client_credentials&scope=kafka"] * 2
 
     asyncio.run(ask())
+
+
+def test_loops_of_several_threads_share_the_tokens() -> None:
+    with endpoint(0.01) as (url, asked), ThreadPoolExecutor(4) as pool:
+        tokens = tokens_of(url)
+        found = [pool.submit(asyncio.run, tokens.token()) for _ in range(40)]
+        assert {one.result(30) for one in found} <= {f"token-{n}" for n in range(1, 41)}
+    assert len(asked) > 1
+
+
+def test_a_redirect_is_refused_so_the_secret_stays_where_it_is() -> None:
+    with (
+        endpoint(100.0) as (other, asked_there),
+        endpoint(1.0, status=302, location=other) as (url, _),
+        pytest.raises(DependencyError, match="HTTP Error 302"),
+    ):
+        asyncio.run(tokens_of(url).token())
+    assert asked_there == []
+
+
+def test_a_failed_request_is_an_error_after_which_aiokafka_tries_again() -> None:
+    found = faust_credentials(SASL | OIDC, "x")
+    with pytest.raises(KafkaConnectionError, match="gave no token"):
+        asyncio.run(found.oauth_cb.token())
 
 
 def test_an_endpoint_that_gives_no_token_is_named_without_the_secret() -> None:

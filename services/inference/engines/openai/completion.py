@@ -52,8 +52,13 @@ def completion_body(model: str, prompt: EnginePrompt, limit: int) -> dict[str, A
     return body
 
 
-def read_completion(answer: Mapping[str, Any], prompt: EnginePrompt, limit: int) -> Completion:
-    """Reads an answer. Raises InfrastructureError if tokens or logprobs are absent or wrong."""
+def read_completion(
+    answer: Mapping[str, Any], prompt: EnginePrompt, limit: int, vocabulary: int
+) -> Completion:
+    """Reads an answer. Raises InfrastructureError if tokens or logprobs are absent or wrong.
+
+    `vocabulary` is the number of ids that the model has.
+    """
     try:
         [choice] = answer["choices"]
         tokens = [int(one) for one in choice["token_ids"]]
@@ -61,8 +66,12 @@ def read_completion(answer: Mapping[str, Any], prompt: EnginePrompt, limit: int)
         usage = answer.get("usage") or {}
         details = usage.get("prompt_tokens_details") or {}
         cached = int(details.get("cached_tokens") or 0)
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, AttributeError, TypeError, ValueError, ArithmeticError) as error:
         raise _wrong(f"the answer lacks token ids or logprobs ({error!r})") from error
+    if not all(0 <= one < vocabulary for one in tokens):
+        raise _wrong(f"it drew an id that is none of the model's {vocabulary}")
+    if len(tokens) > limit:
+        raise _wrong(f"{len(tokens)} tokens came, and {limit} were asked for")
     if len(tokens) != len(logprobs):
         raise _wrong(f"{len(tokens)} tokens have {len(logprobs)} logprobs")
     if not all(isfinite(one) and one <= EXACT for one in logprobs):
@@ -81,14 +90,14 @@ def read_completion(answer: Mapping[str, Any], prompt: EnginePrompt, limit: int)
     return Completion(tokens, [min(one, 0.0) for one in logprobs], at is not None, cached)
 
 
-def require_usable(answer: Mapping[str, Any], prompt: EnginePrompt) -> None:
+def require_usable(answer: Mapping[str, Any], prompt: EnginePrompt, vocabulary: int) -> None:
     """Checks the answer to a prompt that allows one id alone, at a temperature that is not 1.
 
     Its logprobs are 0 if they are computed after temperature and masks. Raises UsageError, which
     says what the server must be started with.
     """
     try:
-        found = read_completion(answer, prompt, PROBE_TOKENS)
+        found = read_completion(answer, prompt, PROBE_TOKENS, vocabulary)
     except InfrastructureError as error:
         raise UsageError(
             f"the server of the engine `openai` can't be used: {error.message}. It must know the "

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from headrace.errors import InfrastructureError, UsageError
 from headrace.schemas.recipe.resources.engine_settings import OpenaiOptions
@@ -36,9 +37,6 @@ class CompletionClient:
         self._aiohttp = aiohttp
         self._options = options
         self._url = options.url.rstrip("/")
-        self._headers = (
-            {} if options.token is None else {"Authorization": f"Bearer {options.token}"}
-        )
         self._session: Any = None
 
     async def models(self) -> list[dict[str, Any]]:
@@ -90,16 +88,21 @@ class CompletionClient:
             ) from None
         raise AssertionError("there is at least one try")
 
+    def _headers_for(self, url: str) -> dict[str, str]:
+        """Returns the token for the server itself: `weights_url` may be somebody else's."""
+        same = urlsplit(url)[:2] == urlsplit(self._url)[:2]
+        token = self._options.token
+        return {"Authorization": f"Bearer {token}"} if token is not None and same else {}
+
     async def _once(self, method: str, url: str, body: Mapping[str, Any] | None) -> dict[str, Any]:
         if self._session is None:
             self._session = self._aiohttp.ClientSession(
                 connector=self._aiohttp.TCPConnector(limit=0),
                 timeout=self._aiohttp.ClientTimeout(total=None),
-                headers=self._headers,
             )
         try:
             async with self._session.request(
-                method, url, json=body, allow_redirects=False
+                method, url, json=body, allow_redirects=False, headers=self._headers_for(url)
             ) as response:
                 data = await _read(response, url)
                 status = response.status
@@ -136,7 +139,7 @@ def _parsed(url: str, status: int, data: bytes) -> dict[str, Any]:
         )
     try:
         found = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
         raise InfrastructureError(

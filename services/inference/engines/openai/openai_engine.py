@@ -57,8 +57,8 @@ class OpenaiEngine(Engine):
         self._prompts = 0
         self._policies: dict[str, int] = {}
         """The version that is acknowledged, by policy."""
-        self._changing = 0
-        """Announcements that are not answered yet."""
+        self._changing = False
+        """Whether a version was announced that is not acknowledged: the server may serve it."""
         self._tasks: set[asyncio.Task[EngineOutput]] = set()
         self._closed = False
 
@@ -110,6 +110,7 @@ class OpenaiEngine(Engine):
         if not self._context:
             await self._probe(weights.policy)
         self._policies[weights.policy] = weights.version
+        self._changing = False
 
     async def close(self, drain_s: float) -> None:
         self._closed = True
@@ -161,10 +162,11 @@ class OpenaiEngine(Engine):
             return EngineOutput([], [], [], "overflow")
         version, changing = self._policies[prompt.policy], self._changing
         found = read_completion(
-            await self._client.complete(self._body(prompt, limit)), prompt, limit
+            await self._client.complete(self._body(prompt, limit)),
+            *(prompt, limit, self._vocabulary),
         )
         after = self._policies[prompt.policy]
-        mixed = bool(changing or self._changing or after != version)
+        mixed = changing or self._changing or after != version
         cut: Finish = "overflow" if prompt.max_tokens > room else "length"
         finish: Finish = "stop" if found.stopped else cut
         versions = [version] * len(found.tokens)
@@ -182,18 +184,15 @@ class OpenaiEngine(Engine):
                 f"the policies {others[0]!r} and {weights.policy!r} have the same weights_url: "
                 "give each a server of its own"
             )
-        self._changing += 1
-        try:
-            answer = await self._client.announce(
-                {
-                    "policy": weights.policy,
-                    "version": weights.version,
-                    "path": str(weights.path),
-                    "digest": digest.hex(),
-                }
-            )
-        finally:
-            self._changing -= 1
+        self._changing = True
+        answer = await self._client.announce(
+            {
+                "policy": weights.policy,
+                "version": weights.version,
+                "path": str(weights.path),
+                "digest": digest.hex(),
+            }
+        )
         if answer.get("version") != weights.version:
             raise InfrastructureError(
                 "engine_failed",
@@ -211,7 +210,7 @@ class OpenaiEngine(Engine):
             if error.retryable:
                 raise
             raise UsageError(f"the server of the engine `openai`: {error.message}") from error
-        require_usable(answer, replace(prompt, stop_ids=()))
+        require_usable(answer, replace(prompt, stop_ids=()), self._vocabulary)
         self._context = context
 
     async def _served_context(self) -> int:

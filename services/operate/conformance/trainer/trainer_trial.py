@@ -198,6 +198,7 @@ class TrainerTrial:
             "HEADRACE_STATE": str(cluster.state.absolute()),
             "HEADRACE_BLOBS": cluster.blobs or str((cluster.state / "blobs").absolute()),
             "HEADRACE_KAFKA_PROPERTIES": " ".join(properties),
+            "HEADRACE_CREDENTIALS": str(cluster.credentials or ""),
         }
 
 

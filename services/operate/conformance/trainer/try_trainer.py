@@ -62,7 +62,7 @@ async def _cluster(
         lambda: local.up(state, kafka_port=0, registry_port=0, owner_pid=os.getpid())
     )
     try:
-        own = replace(cluster, state=state)
+        own = replace(cluster, state=state, credentials=None, kafka_properties={})
         yield own.connected(stack.bootstrap_servers, stack.registry_url)
     finally:
         await asyncio.to_thread(local.down, state, wipe=True)

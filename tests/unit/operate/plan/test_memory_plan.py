@@ -56,9 +56,20 @@ def test_the_parts_of_all_weights_are_those_of_adam_in_mixed_precision(folder: P
 
 
 def test_ranks_share_what_belongs_to_weights_and_each_has_its_own_activations(folder: Path) -> None:
-    one, eight = plan(folder, "1x80").trainer_parts(), plan(folder, "8x80").trainer_parts()
+    one = plan(folder, "8x80").trainer_parts()
+    eight = plan(folder, "8x80", training={"processes": 8}).trainer_parts()
     assert eight["default: optimizer state"] * 8 == one["default: optimizer state"]
     assert eight["default: activations"] == one["default: activations"]
+
+
+def test_an_adapter_and_another_trainer_have_no_ranks(folder: Path) -> None:
+    adapter = plan(folder, "8x8", lora={})
+    assert not any("processes" in text for text, _ in adapter.changes())
+    other = plan(folder, "1x80", training={"external": True})
+    assert other.trainer_parts() == {}
+    assert other.fits
+    with pytest.raises(UsageError, match="each process needs a GPU"):
+        plan(folder, "4x80", training={"processes": 8})
 
 
 def test_changes_come_the_cheapest_first_and_end_with_one_that_fits(folder: Path) -> None:
@@ -68,6 +79,7 @@ def test_changes_come_the_cheapest_first_and_end_with_one_that_fits(folder: Path
     assert totals == sorted(totals, reverse=True)
     assert "max_tokens" in changes[0][0]
     assert [then.fits for _, then in changes] == [False] * (len(changes) - 1) + [True]
+    assert changes[-1][0].startswith("policies.default.training.processes = ")
     assert plan(folder, "1x8").changes()[-1][1].fits is False
 
 
