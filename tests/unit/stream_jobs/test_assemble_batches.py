@@ -27,7 +27,7 @@ from tests.memory.memory_broker import MemoryBroker
 from tests.memory.memory_registry import MemoryRegistry
 from tests.unit.stream_jobs.test_batches import a_dropped_group, a_group, a_publication, a_recipe
 
-BOUND_S = 20.0
+BOUND_S = 60.0
 """No wait of these tests is longer."""
 
 
