@@ -213,7 +213,8 @@ def test_what_cant_be_used_is_skipped_without_the_trainer(tmp_path: Path) -> Non
             await trainer.start()
             batch = await trainer.next()
             assert batch.version == 3
-        published = await bench.published(until=2)
+            # A skipped version is written while the next batch is made ready.
+            published = await bench.published(until=2)
 
         assert facts(published) == [(0, "initial"), (1, "skipped"), (2, "trained")]
         assert published[2].updates == 0
