@@ -50,7 +50,7 @@ test-fast: $(SYNCED)  ## unit tests, the contract in memory, the import law: abo
 	@$(BIN)/pytest -n $(WORKERS) -m 'not long and not vllm and not stack' tests/unit tests/contract/test_broker.py
 
 # Types and the vLLM test run beside the other tests, in the time in which those wait.
-test: $(SYNCED)  ## the tests of every change, on a real Kafka: at most 15 min on 2 cores
+test: $(SYNCED)  ## the tests of every change, on a real Kafka: about 20 min on 2 cores
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(MAKE) --no-print-directory -j 2 test-all test-beside
