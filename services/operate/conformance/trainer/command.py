@@ -44,7 +44,7 @@ def trainer(
 
     \b
     Example:
-      python -m headrace.conformance trainer -- python my_trainer.py
+      python -m headrace.conformance trainer -- python "$PWD/my_trainer.py"
     """
     import asyncio
     import tempfile
