@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 
 from headrace.async_client import AsyncClient
-from headrace.loop_thread import LoopThread
+from headrace.loop_thread import ClosedAtExit, LoopThread
 from headrace.schemas.recipe.recipe import Recipe
 
 P = ParamSpec("P")
@@ -59,7 +59,7 @@ def _iterating(
     return iterate
 
 
-class Client:
+class Client(ClosedAtExit):
     """`AsyncClient` without `async`: its methods return results and iterators.
 
     The event loop runs in a thread, so a client works in notebooks too.
@@ -85,16 +85,6 @@ class Client:
             self._wait(self._async.__aenter__())
             closing.callback(lambda: self._wait(self._async.__aexit__()))
             self._closing = closing.pop_all()
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the connection. A second call does nothing."""
-        self._closing.close()
 
     @property
     def namespace(self) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Coroutine
-from typing import TypeVar
+from contextlib import ExitStack
+from typing import Self, TypeVar
 
 from headrace.errors import UsageError
 
@@ -46,3 +47,20 @@ class LoopThread:
         self._thread.join(CLOSE_S)
         if not self._thread.is_alive():
             self.loop.close()
+
+
+class ClosedAtExit:
+    """A client that a `with` statement closes."""
+
+    _closing: ExitStack
+    """What closes the connection."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection. A second call does nothing."""
+        self._closing.close()

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from headrace.loop_thread import LoopThread
+from headrace.loop_thread import ClosedAtExit, LoopThread
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.models.weights import model_folder
 from headrace.services.namespace.cluster_config import ClusterConfig
@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 NO_METRICS: Mapping[str, float] = MappingProxyType({})
 
 
-class TrainerClient:
+class TrainerClient(ClosedAtExit):
     """The sole trainer of a policy that the recipe leaves to another trainer.
 
     While it is open, it is the only one: it fences the policy's trainer before it, whose next
@@ -97,16 +97,6 @@ class TrainerClient:
             self._context, self._trainer, self._follower = self._thread.wait(opening)
             self._stopping = self._thread.wait(_task_of(self._stop))
             self._closing = closing.pop_all()
-
-    def __enter__(self) -> TrainerClient:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the connection. A second call does nothing."""
-        self._closing.close()
 
     @property
     def namespace(self) -> str:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 OPERATOR = "operator"
 """The role of a command, unless it has another one."""
 ADMINISTRATOR = "administrator"
-"""Who may create ACLs. It is no role of the table, because the brokers let it do everything."""
+"""Who may create ACLs. The table does not list it, because the brokers let it do everything."""
 REGISTRY = "schema.registry."
 """Prefix of the properties for the client of the registry."""
 MAX_BYTES = 256 * 1024
@@ -50,7 +50,7 @@ def read_credentials(credentials: Path, role: str) -> dict[str, str]:
     r"""Returns the properties of a role. In a value, `\n` stands for the end of a line.
 
     Logs a warning if every user of the machine can read the file. Raises UsageError if the file is
-    missing or is no file of properties.
+    missing, or if its text is not properties.
     """
     path = file_of(credentials, role)
     try:

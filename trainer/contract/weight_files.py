@@ -28,9 +28,9 @@ FLOATS = ("F16", "BF16", "F32", "F64")
 def pack_weights(weights: GivenWeights) -> bytes:
     """Returns weights as one safetensors file.
 
-    An iterable is read once, in the thread of the caller. Raises UsageError if there are none, if a
-    name comes twice, or if a tensor has a dtype that weights can't have, and BlobError if a file is
-    damaged.
+    An iterable is read once, in the thread of the caller. Raises UsageError if it gives no tensor,
+    if a name comes twice, or if a tensor has a dtype that weights can't have, and BlobError if a
+    file is damaged.
     """
     if isinstance(weights, bytes):
         read_entries(weights)
@@ -50,7 +50,7 @@ def check_layout(packed: bytes, dtype: str, before: bytes | None) -> None:
     """Raises UsageError unless inference workers can load these weights after those before them.
 
     `dtype` is the policy's number format in the recipe. `before` are the weights of an earlier
-    version, whose tensors have the same names, dtypes and shapes; None if there are none.
+    version, whose tensors have the same names, dtypes and shapes. None: there was none.
     """
     entries = read_entries(packed)
     wrong = [e for e in entries.values() if e.dtype in FLOATS and e.dtype != KINDS[dtype]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 from headrace.schemas.version_barrier import is_ahead, others_of
 from headrace.services.operate.waits.found_wait import Wait
@@ -75,18 +76,7 @@ def batch_wait(
         scored = sorted(group.at for group in one.groups.values() if not group.reason)
         since = max(since, scored[one.needed - 1])
         absent = services.sole("assemble-batches", policy, since)
-        groups = tuple(each for each in below if each.startswith("group/"))
-        if absent is None and groups:
-            setting = f"policies.{policy}.batches.straggler_wait_s"
-            cause = f"{has}. It may wait for live groups that it would make stale; {setting} in the"
-            yield Wait(
-                name, "batch", label, since, groups, f"{cause} recipe of a new run bounds that",
-                more,
-            )  # fmt: skip
-            return
-        sole = () if absent is None else (absent,)
-        yield Wait(name, "batch", label, since, sole, f"{has}, and no batch was made of them",
-                   _log_of("assemble-batches", more))  # fmt: skip
+        yield _full_wait(Wait(name, "batch", label, since, (), has, more), policy, below, absent)
         return
     if (reason := _all_dropped(facts, policy)) is not None:
         yield Wait(
@@ -113,6 +103,27 @@ def batch_wait(
         on = () if source is None else (source,)
         cause += "; no episode is live and no task waits: nothing is left to play"
     yield Wait(name, "batch", label, since, on, cause, more)
+
+
+def _full_wait(wait: Wait, policy: str, below: tuple[str, ...], absent: str | None) -> Wait:
+    """Returns what a batch waits for whose groups are all there.
+
+    `wait` has their number as its cause. `absent` is the job that makes batches, if it does not
+    run.
+    """
+    groups = tuple(each for each in below if each.startswith("group/"))
+    if absent is None and groups:
+        cause = (
+            f"{wait.cause}. It may wait for live groups that it would make stale; "
+            f"policies.{policy}.batches.straggler_wait_s in the recipe of a new run bounds that"
+        )
+        return replace(wait, on=groups, cause=cause)
+    return replace(
+        wait,
+        on=() if absent is None else (absent,),
+        cause=f"{wait.cause}, and no batch was made of them",
+        help=_log_of("assemble-batches", wait.help),
+    )
 
 
 def _held(facts: RunFacts, policy: str, number: int) -> list[str]:

@@ -69,7 +69,7 @@ def read_completion(
     except (LookupError, AttributeError, TypeError, ValueError, ArithmeticError) as error:
         raise _wrong(f"the answer lacks token ids or logprobs ({error!r})") from error
     if not all(0 <= one < vocabulary for one in tokens):
-        raise _wrong(f"it drew an id that is none of the model's {vocabulary}")
+        raise _wrong(f"it drew an id outside the vocabulary of {vocabulary} ids")
     if len(tokens) > limit:
         raise _wrong(f"{len(tokens)} tokens came, and {limit} were asked for")
     if len(tokens) != len(logprobs):

@@ -39,17 +39,7 @@ def answer_rules(trial: EngineTrial) -> list[Rule]:
             "Return Weights.version once for each token in EngineOutput.versions.",
             checks.one_version_for_each_token,
         ),
-        Rule(
-            "logprobs_are_right", "Logprobs equal those of the trainer's forward pass.",
-            "Divide logits by the temperature and mask them before the log-softmax. If only the "
-            "rounding differs, raise --tolerance.",
-            checks.logprobs_are_right, limit_s=300,
-        ),
-        Rule(
-            "masked_logprobs_are_right", "Logprobs are those among the allowed ids alone.",
-            "Mask the logits of all other ids before the log-softmax.",
-            checks.masked_logprobs_are_right, limit_s=300,
-        ),
+        *_logprob_rules(checks),
         Rule(
             "draws_allowed_ids_alone", "With `allowed`, no other id is drawn.",
             "Mask the logits of all ids outside EnginePrompt.allowed.",
@@ -79,6 +69,22 @@ def answer_rules(trial: EngineTrial) -> list[Rule]:
             "scores_are_right", "score() returns the trainer's logprobs of the given tokens.",
             "Return one logprob and one version for each token of the runs, and no tokens.",
             checks.scores_are_right, limit_s=300,
+        ),
+    ]  # fmt: skip
+
+
+def _logprob_rules(checks: _AnswerChecks) -> list[Rule]:
+    return [
+        Rule(
+            "logprobs_are_right", "Logprobs equal those of the trainer's forward pass.",
+            "Divide logits by the temperature and mask them before the log-softmax. If only the "
+            "rounding differs, raise --tolerance.",
+            checks.logprobs_are_right, limit_s=300,
+        ),
+        Rule(
+            "masked_logprobs_are_right", "Logprobs are those among the allowed ids alone.",
+            "Mask the logits of all other ids before the log-softmax.",
+            checks.masked_logprobs_are_right, limit_s=300,
         ),
     ]  # fmt: skip
 
