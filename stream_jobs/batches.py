@@ -175,10 +175,12 @@ class BatchAssembler:
         self._live.forget(self._frontier)
         self._waiting.judge_again(self._version, self._frontier)
 
-    def next_batch(self, now_s: float) -> BatchAssembled | None:
+    def next_batch(self, now_s: float, *, passes_over: bool = True) -> BatchAssembled | None:
         """Returns the batch that is due now, or None. The state changes only with `on_batch`.
 
-        `now_s` is in epoch seconds. The same inputs give the same batch, byte for byte.
+        `now_s` is in epoch seconds. The same inputs give the same batch, byte for byte. Without a
+        barrier, `passes_over` says whether the batch draws some of the groups that piled up and
+        drops the others, as one that a barrier held does.
         """
         if not self._waiting.trainable() or not self._may_assemble():
             return None
@@ -193,8 +195,7 @@ class BatchAssembler:
                 return None
         else:
             piled_up = self._passes_over and 0 < ENOUGH_BATCHES * fresh < len(chosen)
-            # A replay has no barrier. It gets so many groups only if the recorded batch did.
-            held = self._barrier is None or self._barrier.held == version
+            held = passes_over if self._barrier is None else self._barrier.held == version
             if piled_up and held and not chosen[0].shown:
                 chosen.sort(key=lambda one: _chance(one.group.task, version))
                 fresh = self._pool.full_at([group.tokens for group in chosen])

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping
 
 from headrace.schemas.events import BatchAssembled, GroupClosed, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.stream_jobs.barrier import PASSED_OVER
 from headrace.stream_jobs.batches import BatchAssembler
 
 
@@ -58,7 +59,9 @@ class Rebuilder:
         The next batch is assembled after the recorded one, whatever the result.
         """
         self._assembler.on_policy(as_published(self._policy, batch.version - 1))
-        made = self._assembler.next_batch(float("inf"))
+        # Groups may have piled up although no barrier held the batch. Only its drops tell.
+        passed_over = any(one.reason == PASSED_OVER for one in batch.dropped)
+        made = self._assembler.next_batch(float("inf"), passes_over=passed_over)
         self._assembler.on_batch(batch)
         decided = decided_by(batch)
         if decided & self._unknown or not decided <= self._offsets.keys():

@@ -17,6 +17,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.packed import pack_f32
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.operate.replay.rebuilder import Rebuilder
 from headrace.stream_jobs.barrier import ENOUGH_BATCHES, Barrier
 from headrace.stream_jobs.batches import BatchAssembler
 
@@ -181,3 +182,23 @@ def test_of_groups_that_piled_up_some_are_drawn_and_the_others_are_dropped() -> 
     replayed.on_policy(a_version("a", 1))
     replayed.on_batch(a_batch("a", 1, low_mark=2))
     assert replayed.next_batch(1.0) == batch
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_replay_passes_groups_over_only_if_the_recorded_batch_did(held: bool) -> None:
+    assembler, barrier = job()
+    many = range(4, 4 + 2 * ENOUGH_BATCHES)
+    for task in many:
+        assembler.on_group(a_group(task, oldest=1), task)
+    if held:
+        assert assembler.next_batch(1.0) is None
+    barrier.on_policy(a_version("b", 1))
+    batch = assembler.next_batch(1.0)
+    assert batch is not None
+    assert bool(batch.dropped) == held
+    tasks = range(many[-1] + 1)
+    rebuilder = Rebuilder(RECIPE, "a", {task: task for task in tasks}, len(tasks))
+    for task in tasks:
+        rebuilder.on_group(a_group(task, oldest=task >= 4), task, rebuilt=True)
+    rebuilder.judge(a_batch("a", 1, low_mark=2))
+    assert rebuilder.judge(batch) == "same"
