@@ -49,24 +49,29 @@ check: $(SYNCED)  ## formatting, lint and types
 test-fast: $(SYNCED)  ## unit tests, the contract in memory, the import law: about 3 min
 	@$(BIN)/pytest -n $(WORKERS) -m 'not long and not vllm and not stack' tests/unit tests/contract/test_broker.py
 
-# Types and the vLLM test run beside the other tests, in the time in which those wait.
-test: $(SYNCED)  ## the tests of every change, on a real Kafka: about 20 min on 2 cores
+# Tests with a broker wait half of the time. What only computes runs beside them, in that time, and
+# says how it ended. If it fails, it says everything.
+test: $(SYNCED)  ## the tests of every change, on a real Kafka: at most 15 min on 2 cores
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(MAKE) --no-print-directory -j 2 test-all test-beside
+	@$(MAKE) --no-print-directory -j 3 test-stack test-unit test-beside
 
 # A test that hangs ends with the stacks of its threads, and the others go on.
 BOUNDED := -o faulthandler_timeout=600 -o faulthandler_exit_on_timeout=true
+CHANGE := -m 'not long and not vllm'
+beside = said=$$(nice -n 10 $(2) 2>&1) && echo "$(1): $$(printf "%s\n" "$$said" | tail -n 1)" || { printf "%s\n" "$$said"; exit 1; }
 
-.PHONY: test-all test-beside
-test-all: $(SYNCED)
-	@$(BIN)/pytest -n $(WORKERS) $(BOUNDED) -m 'not long and not vllm' tests/unit
-	@$(BIN)/pytest -n $$(($(WORKERS) + 1)) $(BOUNDED) --dist loadfile --no-loadscope-reorder -m 'not long and not vllm' --ignore tests/unit
+.PHONY: test-stack test-unit test-beside
+test-stack: $(SYNCED)
+	@$(BIN)/pytest -n $$(($(WORKERS) + 1)) $(BOUNDED) --dist loadfile --no-loadscope-reorder $(CHANGE) --ignore tests/unit
+
+test-unit: $(SYNCED)
+	@$(call beside,unit tests,$(BIN)/pytest -n $(WORKERS) $(BOUNDED) $(CHANGE) tests/unit)
 
 test-beside: $(SYNCED)
-	@$(BIN)/mypy
+	@$(call beside,types,$(BIN)/mypy)
 ifeq ($(shell uname -s),Linux)
-	@$(MAKE) --no-print-directory test-vllm
+	@$(call beside,vLLM,$(MAKE) --no-print-directory test-vllm)
 endif
 
 test-vllm: $(VLLM_SYNCED)  ## one test of the vLLM engine, on its CPU build

@@ -6,6 +6,8 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
 from headrace.infra import local
 from headrace.schemas.events import PolicyPublished
 from headrace.schemas.topics import POLICIES
@@ -58,6 +60,7 @@ device = "cpu"
 """
 
 
+@pytest.mark.long
 def test_two_adapters_of_one_base_are_trained_and_served(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:

@@ -114,6 +114,7 @@ def test_apply_submit_look(operator: Operator, namespace: str) -> None:
     assert status["lags"]["scheduler"] == 2
 
 
+@pytest.mark.long
 def test_commands_that_read_know_namespaces_without_a_newer_topic(
     operator: Operator, namespace: str, kafka: str
 ) -> None:
@@ -242,6 +243,7 @@ def test_ctrl_c_pauses_the_run_and_end_ends_it(operator: Operator, namespace: st
     assert f"the run of namespace {namespace} has ended already" in again.stderr
 
 
+@pytest.mark.long
 def test_end_ends_a_run_that_goes_on_elsewhere(operator: Operator, namespace: str) -> None:
     process = operator.start("run", "null", *ENDLESS)
     log = operator.state / "stderr.txt"

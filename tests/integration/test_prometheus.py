@@ -58,6 +58,7 @@ def consecutive_ports(count: int) -> int:
     raise AssertionError("no free ports in a row")
 
 
+@pytest.mark.long
 def test_a_run_answers_every_panel_and_rule(
     tmp_path: Path, unpacked: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
