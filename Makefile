@@ -46,8 +46,8 @@ check: $(SYNCED)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-test-fast: $(SYNCED)  ## unit tests, the contract in memory, the import law: about 3 min
-	@$(BIN)/pytest -n $(WORKERS) -m 'not long and not vllm and not stack' tests/unit tests/contract/test_broker.py
+test-fast: $(SYNCED)  ## unit tests, the contract in memory, the import law: below 90 s
+	@$(BIN)/pytest -n $(WORKERS) -m 'not long and not vllm and not stack and not slow' tests/unit tests/contract/test_broker.py
 
 # Tests with a broker wait half of the time. What only computes runs beside them, in that time, and
 # says how it ended. If it fails, it says everything.

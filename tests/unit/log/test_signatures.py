@@ -153,6 +153,7 @@ FORGED = st.tuples(st.sampled_from(FORGERIES), st.integers(0, 9), st.integers(10
 
 
 @given(st.lists(FORGED | st.none(), max_size=12))
+@pytest.mark.slow
 def test_forged_records_neither_count_nor_hide_the_signed_ones(
     steps: list[tuple[Forge, int, int] | None],
 ) -> None:

@@ -138,6 +138,7 @@ def test_a_tenant_whose_task_may_not_start_is_passed_over() -> None:
 
 @settings(max_examples=200)
 @given(st.randoms(use_true_random=False))
+@pytest.mark.slow
 def test_the_next_task_is_that_of_a_simple_search(chance: Random) -> None:
     """The heap gives what a search of all tenants gives, whatever happened before."""
     names = "abcd"

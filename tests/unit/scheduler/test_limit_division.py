@@ -159,6 +159,7 @@ def test_workers_take_turns_if_there_are_fewer_units_than_workers() -> None:
 
 
 @pytest.mark.parametrize(("workers", "units", "call_s"), [(100, 100, 30.0), (100, 40, 3.0)])
+@pytest.mark.slow
 def test_no_worker_starves_if_calls_are_long(workers: int, units: int, call_s: float) -> None:
     limit = DividedLimit(IN_FLIGHT, Limit(units))
     limit.begin(0.0)
@@ -406,6 +407,7 @@ class World:
 @pytest.mark.parametrize("units", [1, 3, 16])
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
+@pytest.mark.slow
 def test_limits_hold_in_every_window_whatever_dies_or_sleeps(units: int, seed: int) -> None:
     loop = VirtualTimeLoop(seed)
 

@@ -403,6 +403,7 @@ def play(one: Learner, random: np.random.Generator, samples: int) -> list[TokenS
 
 
 @pytest.mark.parametrize("gae_lambda", [1.0, 0.5])
+@pytest.mark.slow
 def test_a_policy_learns_from_one_sample_of_each_task(gae_lambda: float) -> None:
     """The samples of a group could not be compared: there is only one."""
     one = learner({"gae_lambda": gae_lambda}, training={"learning_rate": 3e-3, "minibatches": 2})

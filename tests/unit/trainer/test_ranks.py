@@ -91,6 +91,7 @@ def test_another_program_may_have_started_the_ranks() -> None:
     assert outside_rank({"WORLD_SIZE": "8"}) is None
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one_process_and_checkpoints_move_between_them(tmp_path: Path) -> None:
     orders = Orders(tmp_path, minibatches=2)
     one = orders.add("one", 1, save=str(tmp_path / "one.safetensors"))

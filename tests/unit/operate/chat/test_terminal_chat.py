@@ -97,6 +97,7 @@ def test_a_version_brings_the_sampling_of_its_run(folder: Path, tmp_path: Path) 
     assert set("".join(written)) <= {"L", "R", "\n"}
 
 
+@pytest.mark.slow
 def test_a_model_with_a_template_remembers_the_chat_until_its_context_is_full(
     folder: Path, tmp_path: Path
 ) -> None:

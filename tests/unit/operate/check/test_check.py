@@ -288,6 +288,7 @@ def check_in_child(folder: Path, **changes: Any) -> None:
     asyncio.run(checking.check_in_child(path, spawn, lambda line: None))
 
 
+@pytest.mark.slow
 def test_a_part_that_ends_the_process_is_an_error(tmp_path: Path) -> None:
     check_in_child(tmp_path, policies__default__training=False)
     with pytest.raises(UsageError, match=r"(?s)exit code 3.*Exits\.reset"):
@@ -348,6 +349,7 @@ def test_what_a_part_leaves_running_does_not_hold_the_check_up(
         os.killpg(pids[0], signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_check_whose_preloader_dies_is_made_again(tmp_path: Path) -> None:
     path = tmp_path / "recipe.json"
     path.write_text(parse_recipe(tree(policies__default__training=False), "test").canonical())

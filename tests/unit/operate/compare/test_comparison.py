@@ -148,6 +148,7 @@ def test_the_page_has_a_row_for_each_version_and_the_evaluation(
     assert first["versions"][1]["metrics"]["publish_wait_s"] == 1.0
 
 
+@pytest.mark.slow
 def test_a_plot_is_a_file_that_does_not_change(tmp_path: Path) -> None:
     files = [tmp_path / "one.svg", tmp_path / "two.svg"]
     for file in files:

@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable
 
+import pytest
+
 from headrace.services.operate.conformance.conformance_report import (
     NotChecked,
     Rule,
@@ -95,6 +97,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_the_command_prints_rules_and_exits_with_their_verdict() -> None:
     names = ("--rule", "stops_at_max_tokens", "--rule", "logprobs_are_right")
     tried = _run("engine", "scripted", "--option", "tokens=[3, 5]", "--json", *names)

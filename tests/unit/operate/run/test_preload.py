@@ -93,6 +93,7 @@ class Nursery:
         return await asyncio.wait_for(process.wait(), BOUND_S)
 
 
+@pytest.mark.slow
 def test_what_is_forked_is_what_its_command_line_would_start(tmp_path: Path) -> None:
     async def main() -> None:
         nursery = Nursery(tmp_path)
@@ -151,6 +152,7 @@ def test_what_a_dead_preloader_was_asked_for_is_not_waited_for(tmp_path: Path) -
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_without_a_preloader_that_works_children_start_plainly(tmp_path: Path) -> None:
     async def main() -> None:
         notes: list[str] = []
