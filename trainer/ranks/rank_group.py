@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from headrace.errors import DependencyError
+from headrace.errors import DependencyError, UsageError
 from headrace.trainer.ranks.ranks import Ranks
 
 POLL_S = 0.02
@@ -176,6 +176,24 @@ def outside_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int]
 
 
 def own_gpu(device: str, rank: int) -> None:
-    """Chooses the GPU of a rank: the one with its number on this machine."""
+    """Chooses the GPU of a rank: the one with its number on this machine.
+
+    Raises UsageError if this machine has no GPU with this number.
+    """
     if device != "cpu" and torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+        number = int(os.environ.get("LOCAL_RANK", rank))
+        check_gpus(device, number + 1)
+        torch.cuda.set_device(number)
+
+
+def check_gpus(device: str, processes: int) -> None:
+    """Raises UsageError if so many processes of this machine can't have one GPU each."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return
+    gpus = torch.cuda.device_count()
+    if gpus < processes:
+        raise UsageError(
+            f"training.processes: {processes} processes of this machine need one GPU each, and it "
+            f"shows {gpus}. Set training.processes to at most {gpus}, or make more GPUs visible "
+            "with CUDA_VISIBLE_DEVICES"
+        )
