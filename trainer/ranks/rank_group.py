@@ -129,18 +129,26 @@ class RankGroup:
                 store.set(f"beat/{self._rank}", str(number))
 
     def _explain(self) -> str:
-        """Says which ranks show no life now."""
+        """Says which ranks show no life now. Those that end because of another rank do not count:
+        they have noted before that it failed."""
         try:
             store = self._store.clone()
             store.set_timeout(timedelta(seconds=ANSWER_S))
+            store.set(f"failed/{self._rank}", "")
             before = self._beats(store)
             time.sleep(3 * self._beat_s)
             after = self._beats(store)
+            silent = [
+                str(rank)
+                for rank in range(self.size)
+                if before[rank] == after[rank] and not store.check([f"failed/{rank}"])
+            ]
         except RuntimeError:
             return "the process of rank 0, or the one that serves the store, is gone"
-        silent = [str(rank) for rank in range(self.size) if before[rank] == after[rank]]
         if silent:
-            return f"rank {', '.join(silent)} does not answer"
+            many = len(silent) > 1
+            named = ", ".join(silent)
+            return f"ranks {named} do not answer" if many else f"rank {named} does not answer"
         return "another rank failed, and its log says why"
 
     def _beats(self, store: Store) -> list[bytes]:
