@@ -10,6 +10,7 @@ import click
 from headrace.services.base.redactor import redact_output
 from headrace.services.operate.cli import run_command
 from headrace.services.operate.conformance.engine.command import engine
+from headrace.services.operate.conformance.environment.command import environment
 from headrace.services.operate.conformance.trainer.command import trainer
 
 HELP = """Check that a plug-in of yours keeps its contract.
@@ -26,7 +27,7 @@ def conformance() -> None:
     redact_output()
 
 
-KINDS = (engine, trainer)
+KINDS = (engine, trainer, environment)
 for kind in KINDS:
     conformance.add_command(kind)
 

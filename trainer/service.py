@@ -62,7 +62,7 @@ async def run(
             if size > 1:
                 async with started_ranks(settings.training) as ranks:
                     work = _train_together(context, publisher, settings, ranks, torch_thread)
-                    await ranks.watch(work)
+                    await ranks.watch(work, torch_thread)
                 return
             loop = asyncio.get_running_loop()
             learner = await loop.run_in_executor(torch_thread, Learner, folder, settings)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from headrace.errors import BlobError
 from headrace.schemas.events import Blob, PolicyPublished, WeightsDelta
@@ -93,6 +94,16 @@ class VersionStore:
         else:
             stored = self._repaired(newest.version, weights, published)
         return self._keep(newest.version, weights, stored)
+
+    def full_file(self, published: PolicyPublished) -> Path | None:
+        """Returns the file of the full weights that a published version builds on, which have its
+        tensors' names, dtypes and shapes. None if the store has lost them."""
+        stored = StoredVersion.of(published)
+        try:
+            return None if stored is None else self._blobs.get(stored.full)
+        except BlobError as error:
+            logger.warning("version %d can't be compared: %s", published.version, error)
+            return None
 
     def repair(self) -> tuple[StoredVersion, bool]:
         """Stores the newest weights again if the store has lost or damaged them.

@@ -16,8 +16,10 @@ from headrace.schemas.recipe.barrier_settings import BarrierSettings, check_barr
 from headrace.schemas.recipe.learning.teacher import check_teacher
 from headrace.schemas.recipe.limit_settings import Tenant
 from headrace.schemas.recipe.policy import Policy
+from headrace.schemas.recipe.resources.engine_settings import OPENAI
 from headrace.schemas.recipe.resources.worker_settings import (
     Workers,
+    check_announcing_workers,
     check_autoscale,
     check_prices,
 )
@@ -269,6 +271,8 @@ class Recipe(Settings):
     def _workers_fit(self) -> Recipe:
         check_prices(self.workers, self.policies)
         check_autoscale(self.workers, self.pool_partitions, self.mode)
+        trained = {k: v.engine for k, v in self.policies.items() if v.training is not None}
+        check_announcing_workers(self.workers, [k for k, v in trained.items() if v.use == OPENAI])
         return self
 
     @property

@@ -16,6 +16,7 @@ from headrace.schemas.recipe.read_recipe import load_recipe, parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import NAME
 from headrace.services.base.files import private, private_folder
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.models.blobs import BlobStore
 from headrace.services.models.remote_blobs import open_blob_store
 from headrace.services.namespace.credentials import (
@@ -47,6 +48,8 @@ _SECRET_PROPERTY = re.compile(
     r"(password|passphrase|secret|token(?!\.endpoint)|\.pem$|user\.info$|oauthbearer\.config$)"
 )
 """The properties of librdkafka that hold secrets."""
+_USER_INFO = "user.info"
+"""The end of a property that is `user:password`. A message may show the password alone."""
 
 
 @dataclass(frozen=True)
@@ -117,9 +120,15 @@ class ClusterConfig:
         )
 
     def properties(self) -> dict[str, str]:
-        """Returns all properties of the role. Raises UsageError if its credentials are missing."""
+        """Returns all properties of the role. Their secrets are redacted from now on.
+
+        Raises UsageError if its credentials are missing.
+        """
         own = {} if self.credentials is None else read_credentials(self.credentials, self.role)
-        return {**self.kafka_properties, **own}
+        properties = {**self.kafka_properties, **own}
+        for name, secret in _secrets_of(properties):
+            REDACTOR.add(name, secret)
+        return properties
 
     def broker_properties(self) -> dict[str, str]:
         """Returns the properties for clients of the brokers. Raises the same error."""
@@ -152,9 +161,7 @@ class ClusterConfig:
 
     def secrets(self) -> Iterator[tuple[str, str]]:
         """Yields the name and the text of each secret: of Kafka's properties, and in URLs."""
-        for name, value in self.properties().items():
-            if _SECRET_PROPERTY.search(name):
-                yield name, value
+        yield from _secrets_of(self.properties())
         for name, urls in (("registry password", self.registry_url), ("blobs", self.blobs)):
             for url in (urls or "").split(","):
                 with suppress(ValueError):  # Whoever opens a wrong URL reports it.
@@ -186,6 +193,15 @@ class ClusterConfig:
         tree = json.loads(text)
         credentials = credentials_of(tree["credentials"])
         return cls(**{**tree, "state": Path(tree["state"]), "credentials": credentials})
+
+
+def _secrets_of(properties: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for name, value in properties.items():
+        if not _SECRET_PROPERTY.search(name):
+            continue
+        yield name, value
+        if name.endswith(_USER_INFO):
+            yield name, value.partition(":")[2]
 
 
 def credentials_of(text: str | None) -> Path | None:

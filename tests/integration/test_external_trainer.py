@@ -262,6 +262,32 @@ def test_only_the_version_that_is_due_can_be_published(tmp_path: Path) -> None:
     on_memory(scenario, tmp_path, RECIPE)
 
 
+def test_a_restarted_trainer_gives_the_tensors_that_are_published(tmp_path: Path) -> None:
+    """Workers could not load others over those that they have."""
+
+    async def scenario(bench: Bench) -> None:
+        await submit(bench, range(1, 3))
+        async with another_trainer(bench) as trainer:
+            await trainer.start()
+            await trainer.train(2)
+        for other in (
+            {"v": np.zeros(64, np.float32)},
+            {"w": np.zeros(65, np.float32)},
+            {"w": np.zeros(64, np.int32)},
+        ):
+            async with another_trainer(bench, trainer) as restarted:
+                with pytest.raises(UsageError, match="other tensors than the version before"):
+                    await restarted.steps.publish(0, pack_weights(other), {}, 1)
+        for blob in (tmp_path / "blobs").rglob("*"):
+            if blob.is_file() and len(blob.name) == 62:
+                blob.unlink()
+        async with another_trainer(bench, trainer) as restarted:
+            await restarted.start()  # The store has nothing to compare with, and is repaired.
+            await restarted.train(2)
+
+    on_memory(scenario, tmp_path, RECIPE)
+
+
 def test_a_successor_ends_what_a_trainer_publishes(tmp_path: Path) -> None:
     async def scenario(bench: Bench) -> None:
         await submit(bench, (1,))

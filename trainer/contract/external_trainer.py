@@ -10,6 +10,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
@@ -60,6 +61,7 @@ class ExternalTrainer:
         """`publisher` has fenced the policy's previous trainer."""
         settings = recipe.policies[publisher.policy]
         self._dtype = settings.dtype
+        self._versions = publisher.versions
         self._session = TrainingSession(log, recipe, publisher, _vocabulary(settings.model))
         self._weights = b""
         """The weights of the trainer's version; empty until it gave some."""
@@ -106,7 +108,8 @@ class ExternalTrainer:
         due = self.version if not begun else self._number(prepared)
         if version != due:
             raise UsageError(f"version {version} can't be published now: {self._expected()}")
-        await asyncio.to_thread(check_layout, packed, self._dtype, self._weights or None)
+        before = self._weights or await asyncio.to_thread(self._published)
+        await asyncio.to_thread(check_layout, packed, self._dtype, before)
         self._weights = packed
         if prepared is None:
             await self._session.begin(self._given)
@@ -198,6 +201,11 @@ class ExternalTrainer:
                 self.version,
             )
         return checkpoint
+
+    def _published(self) -> Path | None:
+        """Returns weights that another process has published, if the store has them. Blocks."""
+        newest = self._session.history.newest
+        return None if newest is None else self._versions.full_file(newest)
 
     async def _given(self) -> bytes:
         return self._weights

@@ -46,11 +46,12 @@ def pack_weights(weights: GivenWeights) -> bytes:
     return _write(tensors)
 
 
-def check_layout(packed: bytes, dtype: str, before: bytes | None) -> None:
+def check_layout(packed: bytes, dtype: str, before: bytes | Path | None) -> None:
     """Raises UsageError unless inference workers can load these weights after those before them.
 
     `dtype` is the policy's number format in the recipe. `before` are the weights of an earlier
-    version, whose tensors have the same names, dtypes and shapes. None: there was none.
+    version, whose tensors have the same names, dtypes and shapes. None: there are none to compare
+    with.
     """
     entries = read_entries(packed)
     wrong = [e for e in entries.values() if e.dtype in FLOATS and e.dtype != KINDS[dtype]]

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from headrace.errors import DependencyError
+from headrace.errors import DependencyError, UsageError
 from headrace.trainer.ranks.ranks import Ranks
 
 POLL_S = 0.02
@@ -129,18 +129,26 @@ class RankGroup:
                 store.set(f"beat/{self._rank}", str(number))
 
     def _explain(self) -> str:
-        """Says which ranks show no life now."""
+        """Says which ranks show no life now. Those that end because of another rank do not count:
+        they have noted before that it failed."""
         try:
             store = self._store.clone()
             store.set_timeout(timedelta(seconds=ANSWER_S))
+            store.set(f"failed/{self._rank}", "")
             before = self._beats(store)
             time.sleep(3 * self._beat_s)
             after = self._beats(store)
+            silent = [
+                str(rank)
+                for rank in range(self.size)
+                if before[rank] == after[rank] and not store.check([f"failed/{rank}"])
+            ]
         except RuntimeError:
             return "the process of rank 0, or the one that serves the store, is gone"
-        silent = [str(rank) for rank in range(self.size) if before[rank] == after[rank]]
         if silent:
-            return f"rank {', '.join(silent)} does not answer"
+            many = len(silent) > 1
+            named = ", ".join(silent)
+            return f"ranks {named} do not answer" if many else f"rank {named} does not answer"
         return "another rank failed, and its log says why"
 
     def _beats(self, store: Store) -> list[bytes]:
@@ -176,6 +184,24 @@ def outside_rank(environment: Mapping[str, str] = os.environ) -> tuple[int, int]
 
 
 def own_gpu(device: str, rank: int) -> None:
-    """Chooses the GPU of a rank: the one with its number on this machine."""
+    """Chooses the GPU of a rank: the one with its number on this machine.
+
+    Raises UsageError if this machine has no GPU with this number.
+    """
     if device != "cpu" and torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+        number = int(os.environ.get("LOCAL_RANK", rank))
+        check_gpus(device, number + 1)
+        torch.cuda.set_device(number)
+
+
+def check_gpus(device: str, processes: int) -> None:
+    """Raises UsageError if so many processes of this machine can't have one GPU each."""
+    if device == "cpu" or not torch.cuda.is_available():
+        return
+    gpus = torch.cuda.device_count()
+    if gpus < processes:
+        raise UsageError(
+            f"training.processes: {processes} processes of this machine need one GPU each, and it "
+            f"shows {gpus}. Set training.processes to at most {gpus}, or make more GPUs visible "
+            "with CUDA_VISIBLE_DEVICES"
+        )

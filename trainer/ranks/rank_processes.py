@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import AsyncIterator, Coroutine
+from concurrent.futures import Executor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,20 +16,25 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from headrace.errors import DependencyError, UsageError
+from headrace.errors import DependencyError, HeadraceError, UsageError
 from headrace.schemas.recipe.policy import Training
 from headrace.services.models.torch_models import pick_device
 from headrace.services.processes.child_process import ChildProcess
 from headrace.trainer.ranks.rank_group import (
     RankGroup,
+    check_gpus,
     loopback_variables,
     outside_rank,
     own_gpu,
     serve_store,
 )
 
+logger = logging.getLogger(__name__)
+
 NOTICE_S = 3.0
 """How long the end of a process may take to be noticed after a collective has failed."""
+BLOCKED_S = 5.0
+"""How long torch may go on in rank 0 after another rank has ended."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +55,12 @@ class StartedRanks:
             self.store, 0, self.size, self.settings.rank_timeout_s, device, self._check
         )
 
-    async def watch(self, work: Coroutine[Any, Any, None]) -> None:
-        """Does the work of rank 0. Raises DependencyError if a child ends before it."""
+    async def watch(self, work: Coroutine[Any, Any, None], torch_thread: Executor) -> None:
+        """Does the work of rank 0, which calls torch in `torch_thread` alone.
+
+        If a child ends before it, raises DependencyError, or UsageError if a restart would not
+        help. If that thread then stays in a collective, it ends this process.
+        """
         working = asyncio.create_task(work)
         try:
             await asyncio.wait({working, *self.watches}, return_when=asyncio.FIRST_COMPLETED)
@@ -61,6 +72,11 @@ class StartedRanks:
             if not working.done() or isinstance(working.exception(), DependencyError):
                 self._check()
             await working
+        except HeadraceError as error:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+            await _end_if_blocked(torch_thread, error)
+            raise
         finally:
             working.cancel()
             await asyncio.gather(working, return_exceptions=True)
@@ -73,12 +89,16 @@ class StartedRanks:
 
 @asynccontextmanager
 async def started_ranks(settings: Training) -> AsyncIterator[StartedRanks]:
-    """Starts the ranks above 0, unless `torchrun` has started them. Kills them in the end."""
+    """Starts the ranks above 0, unless `torchrun` has started them. Kills them in the end.
+
+    Raises UsageError if this machine has too few GPUs.
+    """
     outside = outside_rank()
     if outside is not None:
         store = await asyncio.to_thread(outside_store, settings.rank_timeout_s)
         yield StartedRanks(store, outside[1], settings)
         return
+    check_gpus(settings.device, settings.processes)
     os.environ |= {k: v for k, v in loopback_variables().items() if k not in os.environ}
     store, port = serve_store()
     async with AsyncExitStack() as stack:
@@ -113,10 +133,27 @@ def outside_store(timeout_s: float) -> Store:
 async def _watch(rank: int, size: int, child: ChildProcess) -> None:
     while await child.receive() is not None:
         pass
+    how = await child.describe_end()
+    if how == f"exit code {UsageError.exit_code}":  # It would end in the same way again.
+        raise UsageError(f"rank {rank} of {size} refused to go on. Its lines in this log say why")
     raise DependencyError(
-        f"rank {rank} of {size} ended: {await child.describe_end()}. All ranks end, and continue "
-        "from the newest checkpoint"
+        f"rank {rank} of {size} ended: {how}. All ranks end, and continue from the newest "
+        "checkpoint"
     )
+
+
+async def _end_if_blocked(torch_thread: Executor, error: HeadraceError) -> None:
+    """Ends this process if its thread does not return from torch in time.
+
+    NCCL notices the death of another rank only by its own time-out, and nothing else can end that
+    wait. The guards of the other ranks kill them.
+    """
+    idle = asyncio.wrap_future(torch_thread.submit(int))
+    done, _ = await asyncio.wait({idle}, timeout=BLOCKED_S)
+    if not done:
+        logger.critical("%s. Rank 0 waits for it in torch, so its process ends now", error)
+        logging.shutdown()
+        os._exit(error.exit_code)
 
 
 async def _cancel(watch: asyncio.Task[None]) -> None:

@@ -83,6 +83,21 @@ def check_autoscale(workers: Workers, most: int, mode: str) -> None:
         )
 
 
+def check_announcing_workers(workers: Workers, announced: Collection[str]) -> None:
+    """Raises ValueError if several workers of one machine would announce weights to one server.
+
+    `announced` are the policies of which workers announce versions to a server.
+    """
+    most = max(workers.inference, 0 if workers.autoscale is None else workers.autoscale.most)
+    if announced and most > 1:
+        raise ValueError(
+            f"policies.{min(announced)}.engine: {most} workers would announce versions to the same "
+            "weights_url, and tokens would get the version of a worker that was told last. Set "
+            "workers.inference to 1 and remove workers.autoscale. One worker sends the server as "
+            "many prompts at once as engine.slots says"
+        )
+
+
 def check_prices(workers: Workers, policies: Collection[str]) -> None:
     """Raises ValueError if a price is that of an unknown service or policy."""
     known = known_pools(policies)

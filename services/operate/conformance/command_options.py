@@ -30,6 +30,17 @@ _PLUG_IN = (
 )  # fmt: skip
 
 
+payload_option = click.option(
+    "--payload", metavar="JSON", default="{}", show_default=True,
+    help="The payload of the task, as a JSON object.",
+)  # fmt: skip
+blocked_option = click.option(
+    "--blocked", "blocked_s", metavar="SECONDS", type=click.FloatRange(min=0, min_open=True),
+    default=0.5, show_default=True, help="Most seconds for which a call may block the asyncio "
+    "loop.",
+)  # fmt: skip
+
+
 def conformance_options(command: F) -> F:
     """Adds the argument `use` and the options `options`, `rules` and `as_json`."""
     for option in reversed(_PLUG_IN):
@@ -50,6 +61,21 @@ def plug_in_options(given: tuple[str, ...]) -> dict[str, Any]:
             raise UsageError(f"--option {one}: give KEY=VALUE, for example --option context=4096")
         options[name] = value_of(value)
     return dict(reveal(options, "--option"))
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """Returns the JSON object of an option. Raises UsageError if it is none."""
+    import json
+
+    from headrace.errors import UsageError
+
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise UsageError(f"{option} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UsageError(f"{option} {text}: give a JSON object, for example '{{\"level\": 1}}'")
+    return found
 
 
 def finish(report: ConformanceReport, as_json: bool) -> None:

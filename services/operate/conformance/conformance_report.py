@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -22,6 +22,8 @@ from headrace.services.base.concurrency import in_daemon_thread
 Verdict = Literal["pass", "fail", "not checked"]
 GRACE_S = 2.0
 """Time that a cancelled rule has to end. After it, its thread counts as blocked."""
+CLOSE_S = 10.0
+"""Time that what all rules share has to end."""
 TIMES_TO_EXIT = 8
 """How often a plug-in may exit while its tasks are cancelled."""
 
@@ -32,6 +34,12 @@ class Violation(Exception):
 
 class NotChecked(Exception):
     """A rule can't be tried with this plug-in. The message says why."""
+
+
+def require(holds: bool, happened: str) -> None:
+    """Raises Violation with what happened, unless the condition holds."""
+    if not holds:
+        raise Violation(happened)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +125,17 @@ def chosen(rules: Sequence[Rule], names: Collection[str]) -> list[Rule]:
     return [rule for rule in rules if not names or rule.name in names]
 
 
-def check_rules(kind: str, plug_in: str, rules: Sequence[Rule]) -> ConformanceReport:
+def check_rules(
+    kind: str,
+    plug_in: str,
+    rules: Sequence[Rule],
+    close: Callable[[], Coroutine[Any, Any, None]] | None = None,
+) -> ConformanceReport:
     """Tries the rules in their order, in one asyncio loop that no blocking call can stop.
 
     A rule that takes longer than its `limit_s` is cancelled and broken. If it can't be cancelled
-    because the plug-in blocks the loop, the rules after it are not checked. Blocks.
+    because the plug-in blocks the loop, the rules after it are not checked. `close` ends what all
+    rules shared. Blocks.
     """
     loop = asyncio.new_event_loop()
     running = in_daemon_thread(partial(_serve, loop), f"conformance-{kind}")
@@ -135,6 +149,9 @@ def check_rules(kind: str, plug_in: str, rules: Sequence[Rule]) -> ConformanceRe
         findings.append(finding)
         if not ended:
             blocked = f"after the rule {rule.name} nothing runs in the asyncio loop"
+    if close is not None and not blocked and not running.done():
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(close(), loop).result(CLOSE_S)
     if not running.done():
         loop.call_soon_threadsafe(loop.stop)
     if not blocked:
@@ -174,6 +191,8 @@ def _try(
         if isinstance(error, KeyboardInterrupt):
             raise
         verdict, happened = "fail", f"it raised {type(error).__name__}: {error}"
+        if isinstance(error, SystemExit):  # It ends the loop, too.
+            wait((running,), GRACE_S)
         ended = not running.done()
     advice = rule.advice if verdict == "fail" else ""
     took = round(time.monotonic() - began, 3)

@@ -211,8 +211,7 @@ class TrainerMemory:
     def tokens(self) -> int:
         """Tokens of the largest micro-batch: `max_tokens`, or one sequence of the whole context."""
         assert self.policy.training is not None, "only policies in training have a trainer"
-        context = self.policy.engine.options.get("context") or 0
-        return max(self.policy.training.max_tokens, int(context))
+        return max(self.policy.training.max_tokens, longest_sequence(self.policy, self.shape))
 
     @property
     def _width(self) -> int:
@@ -235,6 +234,11 @@ class TrainerMemory:
         sharing = {"qkv": ("q", "k", "v"), "gate": ("gate", "up")}.get(first, (first,))
         names = {one.name.rpartition(".")[2] for one in self.shape.chosen(lora.targets)}
         return any(f"{one}_proj" in names for one in sharing)
+
+
+def longest_sequence(policy: Policy, shape: ModelShape) -> int:
+    """Returns the tokens of the longest sequence: the context of the engine, or of the model."""
+    return int(policy.engine.options.get("context") or shape.context)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from headrace.services.operate.plan.memory_parts import (
     RESERVE,
     EngineMemory,
     TrainerMemory,
+    longest_sequence,
 )
 from headrace.services.operate.plan.model_shape import ModelShape
 
@@ -141,7 +142,7 @@ class MemoryPlan:
     def _engines(self) -> Iterator[tuple[str, EngineMemory]]:
         for name, (policy, shape) in self.policies.items():
             if policy.engine.device != "cpu" and policy.engine.use in ("torch", "vllm"):
-                context = int(policy.engine.options.get("context") or shape.context)
+                context = longest_sequence(policy, shape)
                 yield name, EngineMemory(policy, shape, int(self.gpus.gib * GIB), context)
 
 
@@ -162,7 +163,15 @@ def _steps(plan: MemoryPlan) -> Iterator[tuple[str, MemoryPlan]]:
     }  # fmt: skip
     for name, policy in trained.items():
         assert policy.training is not None, "chosen above"
-        least = max(FEWEST_TOKENS, int(policy.engine.options.get("context") or 0))
+        tokens = max(FEWEST_TOKENS, policy.training.max_tokens)
+        if longest_sequence(*plan.policies[name]) > tokens and "context" not in (
+            policy.engine.options
+        ):
+            plan = _cut(plan, name, tokens)
+            yield f"policies.{name}.engine.options.context = {tokens}", plan
+    for name, policy in trained.items():
+        assert policy.training is not None, "chosen above"
+        least = max(FEWEST_TOKENS, longest_sequence(*plan.policies[name]))
         tokens = policy.training.max_tokens
         while tokens > least:
             tokens = max(least, tokens // 2)
@@ -188,6 +197,15 @@ def _steps(plan: MemoryPlan) -> Iterator[tuple[str, MemoryPlan]]:
             adapted = changed.model_copy(update={"lora": Lora(), "training": alone})
             plan = MemoryPlan({**plan.policies, name: (adapted, shape)}, plan.gpus)
             yield f"policies.{name}.lora = {{ rank = {Lora().rank} }}", plan
+
+
+def _cut(plan: MemoryPlan, name: str, context: int) -> MemoryPlan:
+    """Returns the plan with a shorter context of a policy's engine, and so shorter sequences."""
+    policy, shape = plan.policies[name]
+    options = {**policy.engine.options, "context": context}
+    engine = policy.engine.model_copy(update={"options": options})
+    changed = policy.model_copy(update={"engine": engine})
+    return MemoryPlan({**plan.policies, name: (changed, shape)}, plan.gpus)
 
 
 def _changed(plan: MemoryPlan, name: str, **keys: Any) -> MemoryPlan:

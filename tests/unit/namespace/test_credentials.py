@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import UsageError
+from headrace.services.base.redactor import REDACTOR
 from headrace.services.kafka.registry import Registry
 from headrace.services.namespace.cluster_config import ClusterConfig, credentials_of
 from headrace.services.namespace.credentials import MAX_BYTES, parse_properties, read_credentials
@@ -52,6 +53,18 @@ def test_a_child_gets_the_folder_and_no_secret(tmp_path: Path) -> None:
     variables = variables_of(cluster)
     assert variables["HEADRACE_CREDENTIALS"] == str(tmp_path)
     assert "canary" not in str(variables)
+
+
+def test_secrets_are_redacted_once_they_are_read(tmp_path: Path) -> None:
+    """Also those of the administrator, and the registry's password without its user."""
+    texts = "sasl.password=broker-canary-1\nschema.registry.basic.auth.user.info=adm:url:canary-2\n"
+    written(tmp_path, "administrator", texts)
+    administrator = ClusterConfig(credentials=tmp_path, role="administrator")
+    assert "broker-canary-1" in administrator.broker_properties().values()
+    said = REDACTOR.text("refused broker-canary-1 and url:canary-2 of adm")
+    assert said == (
+        "refused [secret sasl.password] and [secret schema.registry.basic.auth.user.info] of adm"
+    )
 
 
 def test_one_file_serves_every_role(tmp_path: Path) -> None:

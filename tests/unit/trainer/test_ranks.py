@@ -160,7 +160,7 @@ def test_a_rank_that_stops_or_dies_ends_the_others_in_time(tmp_path: Path, numbe
     orders = Orders(tmp_path)
     folder = orders.add("lost", 3, timeout_s=8.0, stop=2, signal=number)
     orders.run()
-    assert "rank 2 does not answer" in result(folder)["error"]
+    assert ": rank 2 does not answer." in result(folder)["error"]
 
 
 def test_an_error_about_a_sample_reaches_another_process_whole() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from headrace.errors import InfrastructureError
 from headrace.services.inference.engine import ScoredRun, ScorePrompt, ScoringEngine
-from headrace.services.operate.conformance.conformance_report import NotChecked, Rule
-from headrace.services.operate.conformance.engine.trial import EngineTrial, require
+from headrace.services.operate.conformance.conformance_report import NotChecked, Rule, require
+from headrace.services.operate.conformance.engine.trial import EngineTrial
 from headrace.services.operate.conformance.engine.trial_model import POLICY
 
 LONG = 12

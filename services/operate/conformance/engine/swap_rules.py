@@ -7,10 +7,9 @@ from pathlib import Path
 
 from headrace.errors import BlobError, InfrastructureError
 from headrace.services.inference.engine import EngineOutput, Weights
-from headrace.services.operate.conformance.conformance_report import NotChecked, Rule
+from headrace.services.operate.conformance.conformance_report import NotChecked, Rule, require
 from headrace.services.operate.conformance.engine.trial import (
     EngineTrial,
-    require,
     require_whole,
 )
 from headrace.services.operate.conformance.engine.trial_model import POLICY

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from headrace.services.inference.engine import Engine, EngineOutput, EnginePrompt
-from headrace.services.operate.conformance.conformance_report import NotChecked, Violation
+from headrace.services.operate.conformance.conformance_report import (
+    NotChecked,
+    Violation,
+    require,
+)
 from headrace.services.operate.conformance.engine.trial_model import POLICY, TrialModel
 
 PATIENCE_S = 20.0
@@ -86,12 +90,6 @@ class EngineTrial:
                 f"logprobs of {len(ours)} tokens differ from those of the trainer by {middle:.4f} "
                 f"nats in the median and by {worst:.4f} at most; {self.tolerance:g} is allowed"
             )
-
-
-def require(holds: bool, happened: str) -> None:
-    """Raises Violation with what happened, unless the condition holds."""
-    if not holds:
-        raise Violation(happened)
 
 
 def require_whole(asked: Sequence[EnginePrompt], answers: Sequence[EngineOutput]) -> None:

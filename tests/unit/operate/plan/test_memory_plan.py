@@ -83,6 +83,19 @@ def test_changes_come_the_cheapest_first_and_end_with_one_that_fits(folder: Path
     assert plan(folder, "1x8").changes()[-1][1].fits is False
 
 
+def test_without_a_context_of_the_engine_a_sequence_is_as_long_as_the_models(folder: Path) -> None:
+    made = plan(folder, "8x80", engine={"use": "vllm"}, training={"max_tokens": 8192})
+    assert made.batch_tokens() == {"default": 40_960}
+    [(first, then), *_] = made.changes()
+    assert first == "policies.default.engine.options.context = 8192"
+    assert then.batch_tokens() == {"default": 8192}
+    assert then.gpu_total < made.gpu_total
+    short = {"use": "vllm", "options": {"context": 4096}}
+    assert plan(folder, "8x80", engine=short, training={"max_tokens": 1024}).batch_tokens() == {
+        "default": 4096
+    }
+
+
 def test_vllm_takes_its_share_of_the_gpu(folder: Path) -> None:
     parts = plan(folder, "8x80").engine_parts()
     assert sum(parts.values()) == int(0.3 * 80 * GIB)

@@ -1,0 +1,159 @@
+"""Rules about an environment's life: how long calls take, how it ends, what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from headrace.errors import InfrastructureError
+from headrace.services.env.environment import Environment, Resumable
+from headrace.services.env.setup import CLOSE_S
+from headrace.services.operate.conformance.conformance_report import (
+    NotChecked,
+    Rule,
+    Violation,
+    require,
+)
+from headrace.services.operate.conformance.environment.environment_trial import (
+    EnvironmentTrial,
+    RaisedByPlugIn,
+    require_same,
+)
+from headrace.services.operate.conformance.traces import Leftovers, require_free_loop
+
+BEGUN_S = 0.05
+"""Seconds after which a call counts as begun."""
+
+
+def life_rules(trial: EnvironmentTrial) -> list[Rule]:
+    """Returns the rules, in the order in which they are tried."""
+    checks = _LifeChecks(trial)
+    return [
+        Rule(
+            "blocks_no_loop", "No call blocks the asyncio loop.",
+            "Call what is slow with `await asyncio.to_thread(…)`. All episodes of a worker wait "
+            "meanwhile.",
+            checks.blocks_no_loop, limit_s=300,
+        ),
+        Rule(
+            "a_step_after_the_end_returns",
+            "A step after the end comes back: with an observation, or with an exception.",
+            "Note that the episode is over, and answer later steps at once.",
+            checks.a_step_after_the_end_returns, limit_s=300,
+        ),
+        Rule(
+            "a_cancelled_call_ends", "A call that is cancelled ends, and then aclose() works.",
+            "Let asyncio.CancelledError pass, and release what is held in aclose().",
+            checks.a_cancelled_call_ends,
+        ),
+        Rule(
+            "closes_at_any_time", "aclose() works before the reset, too, and when it is repeated.",
+            "Release in aclose() what is there, and nothing else. It has 2 seconds.",
+            checks.closes_at_any_time,
+        ),
+        Rule(
+            "resumes", "After release(), resume() of a new instance finds the same world.",
+            "Find the environment by its name in resume(), and leave it as it is.",
+            checks.resumes, limit_s=300,
+        ),
+        Rule(
+            "refuses_to_resume_what_is_gone",
+            "resume() raises InfrastructureError if there is nothing to resume.",
+            'Raise InfrastructureError("sandbox_lost") in resume().',
+            checks.refuses_to_resume_what_is_gone, limit_s=300,
+        ),
+        Rule(
+            "leaves_nothing", "After aclose() no process and no asyncio task is left.",
+            "End in aclose() what the episode has started.",
+            checks.leaves_nothing, limit_s=300,
+        ),
+    ]  # fmt: skip
+
+
+class _LifeChecks:
+    """The checks of `life_rules`."""
+
+    def __init__(self, trial: EnvironmentTrial) -> None:
+        self._trial = trial
+
+    async def blocks_no_loop(self) -> None:
+        await require_free_loop(self._trial.played, self._trial.blocked_s)
+
+    async def a_step_after_the_end_returns(self) -> None:
+        async with self._trial.environment() as environment:
+            played = await self._trial.play(environment)
+            if not played.ended:
+                raise NotChecked(
+                    f"the episode did not end within {self._trial.steps} steps: give --action "
+                    "texts that end it, or raise --steps"
+                )
+            action = self._trial.actions[0]
+            with suppress(RaisedByPlugIn):
+                await self._trial.observe(environment.step(action), "the step after the end")
+
+    async def a_cancelled_call_ends(self) -> None:
+        for name in ("reset", "step"):
+            async with self._trial.environment(closing=False) as environment:
+                if name == "step":
+                    await self._trial.observe(environment.reset(self._trial.task()), "reset")
+                await self._cancelled(environment, name)
+                await self._trial.close(environment)
+
+    async def _cancelled(self, environment: Environment, name: str) -> None:
+        work = (
+            environment.reset(self._trial.task())
+            if name == "reset"
+            else environment.step(self._trial.actions[0])
+        )
+        running = asyncio.ensure_future(work)
+        await asyncio.wait([running], timeout=BEGUN_S)
+        running.cancel()
+        done, _ = await asyncio.wait([running], timeout=CLOSE_S)
+        require(bool(done), f"{name} went on for {CLOSE_S:g} s after it was cancelled")
+        with suppress(asyncio.CancelledError):
+            running.exception()  # Whatever it is, the call has ended.
+
+    async def closes_at_any_time(self) -> None:
+        async with self._trial.environment(closing=False) as environment:
+            await self._trial.close(environment)
+        async with self._trial.environment(closing=False) as environment:
+            await self._trial.observe(environment.reset(self._trial.task()), "reset")
+            await self._trial.close(environment)
+            await self._trial.close(environment)
+
+    async def resumes(self) -> None:
+        whole = await self._trial.played()
+        done = len(whole.observations) // 2
+        async with self._trial.environment(closing=False) as environment:
+            if not isinstance(environment, Resumable):
+                raise NotChecked("the environment has no resume and release")
+            name = getattr(environment, "set_name", None)
+            if name is not None:
+                name("conformance.resumes")
+            begun = await self._trial.play(environment, most=done)
+            await self._trial.call(environment.release(), "release")
+        async with self._trial.environment() as again:
+            assert isinstance(again, Resumable)
+            if (name := getattr(again, "set_name", None)) is not None:
+                name("conformance.resumes")
+            await self._trial.call(again.resume(self._trial.task(), done), "resume")
+            rest = await self._trial.play(again, done=done) if done else None
+        if again.replayable and rest is not None:
+            require_same(whole.shown, begun.shown + rest.shown, "a whole and a resumed episode")
+
+    async def refuses_to_resume_what_is_gone(self) -> None:
+        async with self._trial.environment() as environment:
+            if not isinstance(environment, Resumable):
+                raise NotChecked("the environment has no resume and release")
+            try:
+                async with asyncio.timeout(self._trial.call_s):
+                    await environment.resume(self._trial.task(), 0)
+            except InfrastructureError:
+                return
+        raise Violation("resume of an episode that never began returned")
+
+    async def leaves_nothing(self) -> None:
+        await self._trial.played()  # What all instances share may stay.
+        before = Leftovers()
+        await self._trial.played()
+        await before.require_none("after aclose()")

@@ -1,0 +1,150 @@
+"""Rules about what an environment answers, and about worlds that must be the same."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from headrace.schemas.topics import MAX_RECORD_BYTES
+from headrace.services.env.environment import Judge
+from headrace.services.operate.conformance.conformance_report import NotChecked, Rule, require
+from headrace.services.operate.conformance.environment.environment_trial import (
+    EnvironmentTrial,
+    require_same,
+    shown_text,
+)
+
+ODD_ACTIONS = ("", " ", "\n", "\x00", "🙂" * 20, "[" * 2000, "x" * 20_000)
+"""What a policy may say that knows nothing yet."""
+SPARE_BYTES = 64 * 1024
+"""The part of a record that is not the observation."""
+
+
+def observation_rules(trial: EnvironmentTrial) -> list[Rule]:
+    """Returns the rules, in the order in which they are tried."""
+    checks = _ObservationChecks(trial)
+    return [
+        Rule(
+            "starts", "The options make an environment with reset, step, aclose and replayable.",
+            "Take the recipe's options as keyword arguments, and define the methods with "
+            "`async def`.",
+            checks.starts, limit_s=600,
+        ),
+        Rule(
+            "returns_observations", "reset() and step() return a valid Observation.",
+            "Return headrace.Observation with a text, JSON data and finite rewards. What the "
+            "policy does wrong is no exception: say so in an observation.",
+            checks.returns_observations, limit_s=300,
+        ),
+        Rule(
+            "takes_any_action", "step() answers an action of any text with an observation.",
+            "Return an Observation that says what is wrong with the action. Raise nothing.",
+            checks.takes_any_action, limit_s=300,
+        ),
+        Rule(
+            "observations_fit_a_record", "An observation fits into one record of the log.",
+            "Shorten the text, or give large data out as files: Observation(artifacts=…).",
+            checks.observations_fit_a_record, limit_s=300,
+        ),
+        Rule(
+            "a_seed_repeats", "The same task with the same actions gives the same observations.",
+            "Draw all random numbers from Random(task.seed), read no clock, and keep no state "
+            "outside of the instance. Or set replayable = False.",
+            checks.a_seed_repeats, limit_s=300,
+        ),
+        Rule(
+            "samples_share_the_world", "All samples of a task have the same first observation.",
+            "Make the world of task.seed and task.payload alone, not of task.sample.",
+            checks.samples_share_the_world, limit_s=300,
+        ),
+        Rule(
+            "episodes_are_apart", "Two episodes at the same time do not change each other.",
+            "Keep the state of an episode in `self`, not in the class or the module.",
+            checks.episodes_are_apart, limit_s=300,
+        ),
+        Rule(
+            "can_be_reset", "An instance can be reset, and then it is as a new one.",
+            "Make all state new in reset(), or leave --persistent and tasks.mode away.",
+            checks.can_be_reset, limit_s=300,
+        ),
+        Rule(
+            "scores_are_finite", "score() returns an observation with a finite reward.",
+            "Return Observation(reward=…) from score().",
+            checks.scores_are_finite, limit_s=300,
+        ),
+    ]  # fmt: skip
+
+
+class _ObservationChecks:
+    """The checks of `observation_rules`."""
+
+    def __init__(self, trial: EnvironmentTrial) -> None:
+        self._trial = trial
+
+    async def starts(self) -> None:
+        async with self._trial.environment(closing=False) as environment:
+            for name in ("reset", "step", "aclose"):
+                require(callable(getattr(environment, name, None)), f"it has no method {name}")
+            await self._trial.close(environment)
+            replayable = getattr(environment, "replayable", None)
+            require(isinstance(replayable, bool), f"replayable is {replayable!r}, not a bool")
+        fixed: Any = getattr(getattr(self._trial.setup, "make", None), "recipe_only", frozenset())
+        right = isinstance(fixed, set | frozenset) and all(isinstance(one, str) for one in fixed)
+        require(right, f"recipe_only is {fixed!r:.100}, not a frozenset of names")
+
+    async def returns_observations(self) -> None:
+        await self._trial.played()
+
+    async def takes_any_action(self) -> None:
+        for action in ODD_ACTIONS:
+            async with self._trial.environment() as environment:
+                first = await self._trial.observe(environment.reset(self._trial.task()), "reset")
+                if first.done:
+                    raise NotChecked("the episode is over after the reset")
+                await self._trial.observe(environment.step(action), f"step ({action!r:.40})")
+
+    async def observations_fit_a_record(self) -> None:
+        played = await self._trial.played()
+        for number, text in enumerate(played.shown):
+            size, most = len(text.encode()), MAX_RECORD_BYTES - SPARE_BYTES
+            where = "that of the reset" if number == 0 else f"that of step {number}"
+            require(size <= most, f"{where} has {size} bytes; {most} are allowed")
+
+    async def a_seed_repeats(self) -> None:
+        await self._trial.require_replayable()
+        one, other = await self._trial.played(), await self._trial.played()
+        require_same(one.shown, other.shown, "two episodes with the same seed and actions")
+
+    async def samples_share_the_world(self) -> None:
+        await self._trial.require_replayable()
+        found = []
+        for sample in (0, 1):
+            async with self._trial.environment() as environment:
+                task = self._trial.task(sample)
+                first = await self._trial.observe(environment.reset(task), "reset")
+                found.append([shown_text(first)])
+        require_same(found[0], found[1], "two samples of a task")
+
+    async def episodes_are_apart(self) -> None:
+        await self._trial.require_replayable()
+        alone = await self._trial.played()
+        for one in await asyncio.gather(*(self._trial.played() for _ in range(2))):
+            require_same(alone.shown, one.shown, "an episode alone and one beside another")
+
+    async def can_be_reset(self) -> None:
+        if not self._trial.persistent:
+            raise NotChecked("instances are used once (give --persistent to check it)")
+        async with self._trial.environment() as environment:
+            one = await self._trial.play(environment)
+            other = await self._trial.play(environment)
+            if environment.replayable:
+                require_same(one.shown, other.shown, "the first and the second episode")
+
+    async def scores_are_finite(self) -> None:
+        async with self._trial.environment() as environment:
+            if not isinstance(environment, Judge):
+                raise NotChecked("the environment has no method `score`, so it is no judge")
+            if self._trial.score is None:
+                raise NotChecked("give what it shall score with --score JSON")
+            found = await self._trial.observe(environment.score(self._trial.score), "score")
+            require(found.reward is not None, "the observation has no reward")
