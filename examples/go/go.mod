@@ -1,4 +1,4 @@
-module example.com/headrace/results
+module example.com/headrace
 
 go 1.24
 

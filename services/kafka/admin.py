@@ -21,6 +21,7 @@ from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewTopic
 
 from headrace.errors import DependencyError, UsageError
+from headrace.services.kafka.access.visibility import has_leaders, sees_all
 from headrace.services.kafka.broker import Committed, Partition, records_lost
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.convert import (
@@ -38,7 +39,6 @@ from headrace.services.kafka.failures import (
     failure,
 )
 from headrace.services.kafka.security.login import check_login
-from headrace.services.kafka.visibility import has_leaders, sees_all
 
 REQUEST_S = 3.0
 PATIENCE_S = 15.0

@@ -1,11 +1,12 @@
 """Who reads and writes which topic, joins which group, and fences which transactional id.
 
-This is data. `services/operate/acls/` makes Kafka's ACLs from it.
+This is data. `services/operate/acls/` makes Kafka's ACLs and quotas from it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.schemas.topics import (
@@ -39,6 +40,9 @@ from headrace.schemas.topics import (
 AnyTopic = Topic[Any]
 GROUPS_OF_SERVICES = ("scheduler", "agent", "env", "inference", "assemble-groups", "project-turns")
 """The consumer groups of a namespace."""
+QUOTA_KEYS = ("producer_byte_rate", "consumer_byte_rate", "request_percentage")
+"""The quotas of principals, in Kafka's words: bytes a second, and percents of one thread's time."""
+_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Access:
     """Transactional ids, without the namespace. `{policy}` stands for each policy in turn."""
     manages: tuple[str, ...] = ()
     """More operations on every topic, in Kafka's words."""
+    quotas: Mapping[str, int] = field(default_factory=dict)
+    """`QUOTA_KEYS` to the most that it may use of each broker. Absent: as much as it wants."""
 
 
 def _service(
@@ -131,8 +137,15 @@ USER_ACCESS: dict[str, Access] = {
         (RUNS, TASKS, EPISODES, RESULTS, OUTCOMES, TRAJECTORIES, TURNS, GROUPS, POLICIES),
         (TASKS, CANCELLATIONS, DEAD_LETTERS),
         joins=("guest",),
+        quotas=dict(zip(QUOTA_KEYS, (_MIB, 8 * _MIB, 25), strict=True)),
     ),
-    "external-env": Access((RUNS, ACTIONS), (OBSERVATIONS,), joins=("external-env",)),
+    "external-env": Access(
+        (RUNS, ACTIONS),
+        (OBSERVATIONS,),
+        joins=("external-env",),
+        # More than a guest: episodes wait for its answers.
+        quotas=dict(zip(QUOTA_KEYS, (8 * _MIB, 16 * _MIB, 100), strict=True)),
+    ),
 }
 """What people, their commands and other teams may do."""
 ACCESS = SERVICE_ACCESS | USER_ACCESS

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from confluent_kafka import Consumer, Producer, ThrottleEvent, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclOperation, AclPermissionType
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
@@ -24,6 +27,7 @@ from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
 from headrace.services.namespace.lookup import topics_of
+from headrace.services.operate.cli import cli
 from headrace.services.operate.doctor.doctor import diagnose
 from headrace.services.operate.doctor.finding import Finding
 from tests.guarded_stack import guarded_stack, properties_of
@@ -32,7 +36,7 @@ from tests.unit.operate.prune.shared_cluster import SharedCluster
 from tests.written_run import Size
 
 LIMIT_S = 90
-USERS = ("team", "worker", "reader")
+USERS = ("team", "worker", "reader", "flooder", "agent")
 """Each of them is another test's, and so are the namespaces."""
 
 
@@ -224,3 +228,119 @@ def test_a_principal_that_may_only_read_watches_a_run(
             X_Headrace_Token=browser.get("/api/session")["action_token"],
         )  # fmt: skip
         assert (status, b"Write on a topic" in body) == (503, True), (status, body)
+
+
+def grant(stack: local.LocalStack, namespace: str, *words: str) -> str:
+    """Runs `headrace acls --apply` as the administrator, and returns what it says."""
+    where = ("--bootstrap-servers", stack.bootstrap_servers, "--registry-url", stack.registry_url)
+    target = ("acls", "quickstart", "--namespace", namespace, "--apply", *where)
+    done = CliRunner().invoke(cli, [*target, *words])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_acls_that_no_role_needs_are_shown_and_pruned(
+    guarded: tuple[local.LocalStack, str],
+) -> None:
+    stack, _ = guarded
+    both = ("--principal", "User:changed", "--role", "env", "--role", "guest")
+    one = both[:4]
+
+    def until(holds: Callable[[str], bool], *words: str) -> str:
+        """The broker that answers knows a change of ACLs a moment later."""
+        for _ in range(100):
+            if holds(said := grant(stack, *words)):
+                return said
+            time.sleep(0.05)
+        raise AssertionError(said)
+
+    grant(stack, "shrunk", *both)
+    grant(stack, "shrunken", *both)  # Its name begins with the other one.
+    surplus = "User:changed WRITE TOPIC shrunk.cancellations.v1"
+    shown = f"not needed by these roles: {surplus}"
+    said = until(lambda said: shown in said, "shrunk", *one)
+    assert "User:changed READ GROUP shrunk.guest" in said
+    assert "--prune deletes these" in said
+    assert "WRITE TOPIC shrunk.observations.v1" not in said
+    assert "shrunken" not in said
+    assert f"deleted: {surplus}" in grant(stack, "shrunk", *one, "--prune")
+    until(lambda said: "needed" not in said, "shrunk", *one)
+    until(lambda said: "WRITE TOPIC shrunken.cancellations.v1" in said, "shrunken", *one)
+
+
+def test_a_quota_stays_until_it_is_changed(guarded: tuple[local.LocalStack, str]) -> None:
+    stack, _ = guarded
+    guest = ("--principal", "User:slow", "--role", "guest")
+    said = grant(stack, "slow", *guest, "--quota", "consumer_byte_rate=7")
+    own = "consumer_byte_rate 7, request_percentage 25"
+    assert f"quotas of slow on each broker: producer_byte_rate 1,048,576, {own}" in said
+    time.sleep(0.5)  # The broker that answers may not know yet.
+    assert "quotas of" not in grant(stack, "slow", *guest)
+    said = grant(stack, "slow", *guest, "--quota", "consumer_byte_rate=none")
+    assert "quotas of slow on each broker: no consumer_byte_rate" in said
+
+
+BODY, BODIES = b"x" * 65_536, 40
+"""Together 2.5 MiB, which is 40 times the quota."""
+FLOOD_S = 30.0
+
+
+def throttled(use: Callable[[dict[str, Any], Callable[[], bool]], int], user: str) -> bool:
+    """Returns whether the broker says that it throttles a client. Otherwise `use` must end."""
+    found = list[float]()
+    until = time.monotonic() + FLOOD_S
+
+    def enough() -> bool:
+        assert time.monotonic() < until
+        return bool(found)
+
+    def said(event: ThrottleEvent) -> None:
+        if event.throttle_time > 0:
+            found.append(event.throttle_time)
+
+    left = use({"log_level": 0, **properties_of(user), "throttle_cb": said}, enough)
+    assert found or left == 0
+    return bool(found)
+
+
+def test_a_guest_that_floods_is_throttled_and_the_run_is_not(
+    guarded: tuple[local.LocalStack, str], tmp_path: Path
+) -> None:
+    stack, team_servers = guarded
+    servers = {"bootstrap.servers": team_servers}
+    asyncio.run(write(stack, "flooded", tmp_path, Size(tasks=1)))
+    keys = ("producer_byte_rate=65536", "consumer_byte_rate=65536", "request_percentage=none")
+    quotas = [word for key in keys for word in ("--quota", key)]
+    grant(stack, "flooded", "--role", "guest", "--principal", "User:flooder", *quotas)
+    grant(stack, "flooded", "--role", "agent", "--principal", "User:agent")
+    time.sleep(1)  # The broker applies both a moment later.
+
+    def writes(topic: str) -> Callable[[dict[str, Any], Callable[[], bool]], int]:
+        def flood(client: dict[str, Any], enough: Callable[[], bool]) -> int:
+            producer = Producer(client | servers)
+            for _ in range(BODIES):
+                producer.produce(topic, BODY, partition=0)
+            while len(producer) and not enough():
+                producer.poll(0.05)
+            left = len(producer)
+            producer.purge()
+            return left
+
+        return flood
+
+    def reads(client: dict[str, Any], enough: Callable[[], bool]) -> int:
+        own = {"group.id": "flooded.guest", "fetch.max.bytes": 1_000_000}
+        consumer = Consumer(client | servers | own)
+        consumer.assign([TopicPartition("flooded.trajectories.v1", 0, 0)])
+        left = BODIES
+        while left and not enough():
+            message = consumer.poll(0.05)
+            left -= message is not None and message.value() == BODY
+        consumer.close()
+        return left
+
+    trajectories, tasks = (f"flooded.{name}.v1" for name in ("trajectories", "tasks"))
+    assert not throttled(writes(trajectories), "agent")
+    assert throttled(writes(tasks), "flooder")
+    assert throttled(reads, "flooder")
+    assert not throttled(writes(trajectories), "agent")

@@ -1,4 +1,4 @@
-"""The reader of results in Go works on a run, with franz-go and hamba/avro."""
+"""The judge and the reader of results in Go work in a run, with franz-go and hamba/avro."""
 
 from __future__ import annotations
 
@@ -10,35 +10,23 @@ from pathlib import Path
 import pytest
 
 from headrace.infra import local
-from tests.commands import cluster_variables
-from tests.integration.test_other_teams import RECIPE, headrace
+from tests.integration.test_judges import judge_and_read
 from tests.unit.test_architecture import ROOT
 
 BUILD_S = 600.0
 """A build with an empty cache fetches and compiles all modules."""
-READ_S = 120.0
 
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("go") is None, reason="this machine has no Go")
-def test_go_reads_results(tmp_path: Path, local_stack: local.LocalStack, namespace: str) -> None:
-    program = tmp_path / "results"
+def test_go_judges_and_reads(tmp_path: Path, local_stack: local.LocalStack, namespace: str) -> None:
+    programs = tmp_path / "programs"
     subprocess.run(
-        ["go", "build", "-buildvcs=false", "-o", str(program), "."],
+        ["go", "build", "-buildvcs=false", "-o", f"{programs}/", "./..."],
         cwd=ROOT / "examples/go",
         env={**os.environ, "GOFLAGS": "-mod=readonly"},
         check=True,
         timeout=BUILD_S,
     )
-    headrace(("run", *RECIPE), cluster_variables(local_stack, namespace, tmp_path))
-    where = (local_stack.bootstrap_servers, local_stack.registry_url, namespace)
-    printed = subprocess.run(
-        [str(program), *where, "2"], check=True, capture_output=True, text=True, timeout=READ_S
-    ).stdout
-    lines = [line.partition(":") for line in printed.splitlines()]
-    assert len(lines) >= 2
-    assert all(int(task) >= 0 for task, _, _ in lines)
-    # What the end of the run cancelled has no reward.
-    found = [one for _, _, rewards in lines for one in rewards.split() if one != "null"]
-    assert found
-    assert all(0.0 <= float(one) <= 1.0 for one in found)
+    commands = ([str(programs / name)] for name in ("judge", "results"))
+    judge_and_read(*commands, local_stack, namespace, tmp_path)

@@ -5,7 +5,6 @@ They are compiled by Eclipse's compiler, which is a jar, on the Java of the loca
 
 from __future__ import annotations
 
-import json
 import subprocess
 import threading
 from pathlib import Path
@@ -15,10 +14,7 @@ import pytest
 from headrace.infra import local
 from headrace.infra.local.detached import locked
 from headrace.infra.local.jars import cache_folder, java, kafka_jars, load_pins, maven_context
-from tests.commands import cluster_variables
-from tests.integration.judged import said_by
-from tests.integration.test_judges import BOUND_S, ITEMS, RECIPE, SAMPLES, started
-from tests.integration.test_other_teams import headrace
+from tests.integration.test_judges import BOUND_S, judge_and_read
 from tests.unit.test_architecture import ROOT
 
 COMPILER = ("org.eclipse.jdt", "ecj", "3.42.0")
@@ -62,29 +58,5 @@ def class_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_java_judges_and_reads(
     class_path: str, tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
-    recipe = tmp_path / "judged.toml"
-    recipe.write_text(RECIPE)
-    environment = cluster_variables(local_stack, namespace, tmp_path)
-    headrace(("apply", str(recipe)), environment)
-    where = (local_stack.bootstrap_servers, local_stack.registry_url, namespace)
     program = (str(java()), "-XX:TieredStopAtLevel=1", "-cp", class_path)
-    with subprocess.Popen([*program, "Judge", *where], stdout=subprocess.DEVNULL) as judge:
-        try:
-            run = ("-m", "headrace", "run", str(recipe), "--json", "--quiet")
-            with started(*run, **environment) as running:
-                summary = json.loads(running.communicate(timeout=BOUND_S)[0])
-        finally:
-            judge.kill()
-    assert (summary["tasks"], summary["failures"], summary["restarts"]) == (ITEMS, 0, 0)
-    printed = subprocess.run(
-        [*program, "Results", *where, str(ITEMS)],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    ).stdout
-    found = dict(line.split(": ") for line in printed.splitlines())
-    assert len(found) == ITEMS
-    for task, rewards in found.items():
-        expected = [(sample + 1) / len(said_by(int(task), sample)) for sample in range(SAMPLES)]
-        assert [float(one) for one in rewards.split()] == pytest.approx(expected)
+    judge_and_read((*program, "Judge"), (*program, "Results"), local_stack, namespace, tmp_path)

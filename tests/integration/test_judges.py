@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,37 @@ def started(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]
         late.cancel()
         process.kill()
         process.communicate()
+
+
+def judge_and_read(
+    judge: Sequence[str], reader: Sequence[str], stack: local.LocalStack, namespace: str, at: Path
+) -> None:
+    """Runs the recipe with a judge of another language, then its reader of results.
+
+    Both are commands that get the brokers, the registry and the namespace. The reader also gets
+    the number of tasks, and prints `TASK: REWARD REWARD …`.
+    """
+    recipe = at / "judged.toml"
+    recipe.write_text(RECIPE)
+    environment = cluster_variables(stack, namespace, at)
+    headrace(("apply", str(recipe)), environment)
+    where = (stack.bootstrap_servers, stack.registry_url, namespace)
+    with subprocess.Popen([*judge, *where], stdout=subprocess.DEVNULL) as judging:
+        try:
+            run = ("-m", "headrace", "run", str(recipe), "--json", "--quiet")
+            with started(*run, **environment) as running:
+                summary = json.loads(running.communicate(timeout=BOUND_S)[0])
+        finally:
+            judging.kill()
+    assert (summary["tasks"], summary["failures"], summary["restarts"]) == (ITEMS, 0, 0)
+    printed = subprocess.run(
+        [*reader, *where, str(ITEMS)], check=True, capture_output=True, text=True, timeout=60
+    ).stdout
+    found = dict(line.split(": ") for line in printed.splitlines())
+    assert len(found) == ITEMS
+    for task, rewards in found.items():
+        expected = [(sample + 1) / len(said_by(int(task), sample)) for sample in range(SAMPLES)]
+        assert [float(one) for one in rewards.split()] == pytest.approx(expected)
 
 
 def test_a_judge_without_our_code_is_killed_and_every_episode_is_judged(

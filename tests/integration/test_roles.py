@@ -19,8 +19,8 @@ from headrace.infra import local
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.resources.service_names import SERVICES
 from headrace.schemas.topics import ITEMS, SHARES, TURNS, Topics
+from headrace.services.kafka.access.visibility import view_cluster
 from headrace.services.kafka.client_settings import KafkaSettings
-from headrace.services.kafka.visibility import view_cluster
 from headrace.services.namespace.access_table import ACCESS, GROUPS_OF_SERVICES
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.lookup import open_namespace, topics_of

@@ -51,7 +51,7 @@ ORDER = (
 by side share topics and never import each other. The last is the façade, `headrace` itself."""
 
 SOLE_IMPORTERS = {
-    "aiokafka": ("stream_jobs",),
+    "aiokafka": ("services.kafka", "stream_jobs"),
     "confluent_kafka": ("services.kafka",),
     "docker": ("services.processes.docker",),
     "faust": ("stream_jobs",),

@@ -12,8 +12,8 @@ from headrace.schemas.events import Blob
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import DEAD_LETTERS, INSTANCES, LOADS, RUNS, Topics
 from headrace.services.base.clock import now
+from headrace.services.kafka.access.visibility import ClusterView
 from headrace.services.kafka.registry import Registry
-from headrace.services.kafka.visibility import ClusterView
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_records, read_records
 from headrace.services.models.blobs import BlobStore

@@ -11,8 +11,8 @@ from typing import Any
 from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.base.clock import now
+from headrace.services.kafka.access.visibility import view_cluster
 from headrace.services.kafka.client_settings import KafkaSettings
-from headrace.services.kafka.visibility import view_cluster
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import CONSUMERS
 from headrace.services.namespace.cluster_config import ClusterConfig

@@ -11,8 +11,8 @@ from pathlib import Path
 from headrace.errors import HeadraceError
 from headrace.infra.local.detached import ProcessId
 from headrace.schemas.events import PolicyPublished
+from headrace.services.kafka.access.visibility import log_folders_here
 from headrace.services.kafka.client_settings import KafkaSettings
-from headrace.services.kafka.visibility import log_folders_here
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.operate.waits.run_facts import LifeRecord, SideProblem

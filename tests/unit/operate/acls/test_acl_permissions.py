@@ -126,7 +126,7 @@ def test_a_principal_is_for_all_roles_only_if_it_names_the_role() -> None:
 
 def test_kafka_users_have_every_permission() -> None:
     found = permissions(TWO, "scheduler", "User:headrace-scheduler")
-    (user,) = yaml.safe_load_all(kafka_users({"User:headrace-scheduler": found}, "my-kafka"))
+    (user,) = yaml.safe_load_all(kafka_users({"User:headrace-scheduler": found}, {}, "my-kafka"))
     assert user["metadata"] == {
         "name": "headrace-scheduler",
         "labels": {"strimzi.io/cluster": "my-kafka"},
@@ -139,15 +139,18 @@ def test_kafka_users_have_every_permission() -> None:
     }
     assert read == {one[1:] for one in found}
     with pytest.raises(UsageError, match="Kubernetes resource"):
-        kafka_users({"User:Team_B": found}, "my-kafka")
+        kafka_users({"User:Team_B": found}, {}, "my-kafka")
 
 
 def test_the_command_prints_json_a_table_and_one_principal_once() -> None:
     both = ("acls", "quickstart", "--role", "guest", "--role", "external-env")
     ran = CliRunner().invoke(cli, [*both, "--principal", "User:b", "--json"])
-    found = [tuple(one.values()) for one in json.loads(ran.stdout)]
+    rows = json.loads(ran.stdout)
+    found = [tuple(one.values()) for one in rows if "operation" in one]
     assert len(found) == len(set(found))
     assert ("User:b", "TOPIC", "quickstart.observations.v1", "WRITE") in found
+    quotas = {one["quota"]: one["value"] for one in rows if "quota" in one}
+    assert quotas == ACCESS["external-env"].quotas
     assert ("User:b", "TOPIC", "quickstart.tasks.v1", "WRITE") in found
     table = CliRunner().invoke(cli, ["acls", "quickstart", "--namespace", "x"]).stdout
     assert "User:headrace-agent" in table

@@ -5,62 +5,16 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"log"
-	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
-	"time"
 
-	"github.com/hamba/avro/v2"
+	"example.com/headrace/registry"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
-
-// A registry reads values in Confluent's framing: byte 0, the id of the schema, the Avro body.
-type registry struct {
-	url     string
-	client  http.Client
-	schemas map[uint32]avro.Schema
-}
-
-func (r *registry) schema(id uint32) (avro.Schema, error) {
-	if found, known := r.schemas[id]; known {
-		return found, nil
-	}
-	answer, err := r.client.Get(fmt.Sprintf("%s/schemas/ids/%d", r.url, id))
-	if err != nil {
-		return nil, err
-	}
-	defer answer.Body.Close()
-	var body struct {
-		Schema string `json:"schema"`
-	}
-	if answer.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("schema %d: the registry answered %s", id, answer.Status)
-	}
-	if err := json.NewDecoder(answer.Body).Decode(&body); err != nil {
-		return nil, err
-	}
-	parsed, err := avro.Parse(body.Schema)
-	if err == nil {
-		r.schemas[id] = parsed
-	}
-	return parsed, err
-}
-
-func (r *registry) decode(value []byte, into any) error {
-	if len(value) < 5 || value[0] != 0 {
-		return fmt.Errorf("the value has no Confluent framing")
-	}
-	schema, err := r.schema(binary.BigEndian.Uint32(value[1:5]))
-	if err != nil {
-		return err
-	}
-	return avro.Unmarshal(schema, value[5:], into)
-}
 
 type result struct {
 	Task     int64     `avro:"task"`
@@ -68,6 +22,7 @@ type result struct {
 }
 
 type outcome struct {
+	Sample int      `avro:"sample"`
 	Reward *float64 `avro:"reward"`
 }
 
@@ -93,7 +48,7 @@ func run(brokers, url, namespace, count string) error {
 		return err
 	}
 	defer client.Close()
-	schemas := registry{url, http.Client{Timeout: 30 * time.Second}, map[uint32]avro.Schema{}}
+	schemas := registry.New(url)
 	seen := map[int64]bool{}
 	for len(seen) < wanted {
 		fetches := client.PollFetches(context.Background())
@@ -102,7 +57,7 @@ func run(brokers, url, namespace, count string) error {
 		}
 		for _, record := range fetches.Records() {
 			var ended result
-			if err := schemas.decode(record.Value, &ended); err != nil {
+			if err := schemas.Decode(record.Value, &ended); err != nil {
 				return err
 			}
 			if seen[ended.Task] {
@@ -110,6 +65,10 @@ func run(brokers, url, namespace, count string) error {
 			}
 			seen[ended.Task] = true
 			fmt.Printf("%d:", ended.Task)
+			// They come as they ended.
+			slices.SortStableFunc(ended.Outcomes, func(one, other outcome) int {
+				return one.Sample - other.Sample
+			})
 			for _, one := range ended.Outcomes {
 				if one.Reward == nil {
 					fmt.Print(" null")

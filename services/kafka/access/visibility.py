@@ -1,4 +1,4 @@
-"""Finds out what ACLs let this client see and do, and creates ACLs.
+"""Finds out what ACLs let this client see and do.
 
 A broker does not say which principal it takes a client for, and its list of topics leaves out those
 that the client may not describe. But it answers a request about a hidden topic with an
@@ -8,7 +8,7 @@ of every prefix, that has an ACL, and for one that has none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -16,17 +16,11 @@ from uuid import uuid4
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._acl import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-)
+from confluent_kafka.admin._acl import AclBindingFilter, AclOperation, AclPermissionType
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 
-from headrace.services.kafka.broker import Permission
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.failures import answer_of, as_failure, error_of
 
@@ -169,31 +163,3 @@ def log_folders_here(settings: KafkaSettings, limit_s: float) -> tuple[str, ...]
                 return ()  # not every principal may read it
             folders += entry.value.split(",") if entry is not None and entry.value else ()
     return tuple(folders)
-
-
-CREATE_S = 30.0
-
-
-def create_acls(settings: KafkaSettings, permissions: Sequence[Permission]) -> None:
-    """Creates an ACL for each permission, with literal names. Those that exist stay. Blocks.
-
-    Raises DependencyError if no broker answers within 30 s, if the brokers have no authorizer, or
-    if this principal may not change ACLs.
-    """
-    bindings = [
-        AclBinding(
-            ResourceType[one.resource],
-            one.name,
-            ResourcePatternType.LITERAL,
-            one.principal,
-            "*",
-            AclOperation[one.operation],
-            AclPermissionType.ALLOW,
-        )
-        for one in permissions
-    ]
-    what = f"can't create the ACLs at {settings.bootstrap_servers}; only a principal with `Alter` "
-    with as_failure(f"{what}on the cluster may, and the brokers need an authorizer"):
-        admin = AdminClient(settings.admin())
-        for answer in admin.create_acls(bindings, request_timeout=CREATE_S).values():
-            answer_of(answer, CREATE_S)

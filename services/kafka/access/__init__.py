@@ -1,0 +1,1 @@
+"""What principals may do on the brokers, and how much: ACLs and quotas."""
