@@ -28,6 +28,7 @@ from headrace.schemas.topics import RESULTS
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import CaughtUp, Start, follow_events
+from headrace.services.log.request_signatures import RequestSigner
 from headrace.services.log.unpacked import Texts
 from headrace.services.models.blob_owners import owner_name
 from headrace.services.models.blobs import BlobStore
@@ -68,6 +69,7 @@ class AsyncClient:
         source: str = "client",
         state: str | Path | None = None,
         properties: Mapping[str, str] | None = None,
+        key: str | Path | None = None,
     ) -> None:
         """Connects to nothing yet.
 
@@ -75,8 +77,9 @@ class AsyncClient:
         schema registry; without both, the local stack of the folder `state` is used, by default
         `.headrace`. Without `namespace`, the run that started last is used, and no replay.
         `source` names who submits: task ids are unique within it. `properties` are librdkafka
-        properties, such as `security.protocol`. What is left out comes from the environment
-        variables of the commands, such as HEADRACE_STATE.
+        properties, such as `security.protocol`. `key` is the file of the private key that signs
+        tasks, if the recipe names keys of your tenant (`headrace keys new`). What is left out comes
+        from the environment variables of the commands, such as HEADRACE_STATE.
 
         Raises UsageError if a name is not allowed, or only one of both addresses is given.
         """
@@ -90,6 +93,7 @@ class AsyncClient:
             kafka_properties=dict(properties or {}),
         )
         self._source = source
+        self._signer = RequestSigner.of_environment(key)
         self._session: _ClientSession | None = None
         self._first_result: dict[int, dict[Partition, Start]] = {}
         """Submitted task to where its result can be at the earliest."""
@@ -102,7 +106,9 @@ class AsyncClient:
         """
         cluster = await asyncio.to_thread(locate, self._cluster)
         async with AsyncExitStack() as stack:
-            connection = await stack.enter_async_context(connect(cluster, self._source))
+            connection = await stack.enter_async_context(
+                connect(cluster, self._source, self._signer)
+            )
             topics, life = await find_namespace(connection, cluster.namespace)
             recipe = life.recipe()
             self._session = _ClientSession(
@@ -132,8 +138,9 @@ class AsyncClient:
         Each task has the keys of a line of `headrace submit`: `payload`, `samples`, `item_id`,
         `task_id` and so on; what is left out comes from the recipe. `artifacts` are files that go
         in with the task: name to a path, to bytes, or to an artifact of another episode. Raises
-        UsageError if a key or a value is wrong, if the run would refuse a task, or if it has ended:
-        then no task was written. Raises DependencyError if the blob store can't take a file.
+        UsageError if a key or a value is wrong, if the run would refuse a task, if its tenant needs
+        another signature, or if the run has ended: then no task was written. Raises DependencyError
+        if the blob store can't take a file.
         """
         session = self._connected()
         topics = session.log.topics

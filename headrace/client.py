@@ -74,10 +74,17 @@ class Client(ClosedAtExit):
         source: str = "client",
         state: str | Path | None = None,
         properties: Mapping[str, str] | None = None,
+        key: str | Path | None = None,
     ) -> None:
         """Connects at once. Arguments and errors are those of AsyncClient."""
         self._async = AsyncClient(
-            bootstrap, registry, namespace, source=source, state=state, properties=properties
+            bootstrap,
+            registry,
+            namespace,
+            source=source,
+            state=state,
+            properties=properties,
+            key=key,
         )
         self._thread = LoopThread()
         with ExitStack() as closing:

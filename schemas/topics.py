@@ -13,6 +13,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from headrace.schemas import events
 from headrace.schemas.events import Event
+from headrace.schemas.untrusted.trusted_keys import TrustedKeys
 
 E = TypeVar("E", bound=Event)
 
@@ -211,10 +212,12 @@ class Topics:
         reads_from: Sequence[str] = (),
         pool_partitions: int = POOL_PARTITIONS,
         signers: Mapping[str, Sequence[str]] | None = None,
+        trusted: TrustedKeys | None = None,
     ) -> None:
         """`reads_from` are the other namespaces into which references may lead.
 
-        `signers` are the public keys of each policy whose versions must be signed.
+        `signers` are the public keys of each policy whose versions must be signed, and `trusted`
+        those that may act for tenants.
         `pool_partitions` is the number of partitions of the topics of pools. Raises ValueError if a
         name is not allowed.
         """
@@ -229,6 +232,7 @@ class Topics:
         self.pool_partitions = pool_partitions
         self.reads_from = frozenset(reads_from)
         self.signers = {name: tuple(keys) for name, keys in (signers or {}).items() if keys}
+        self.trusted = trusted or TrustedKeys()
         self._topics = {topic.name: topic for topic in self._named()}
 
     def _named(self) -> Iterator[NamespaceTopic]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field, model_validator
 
 from headrace.schemas.recipe.tables import NotNegative, Positive, PositiveSeconds, Settings
+from headrace.schemas.untrusted.public_keys import PublicKeys
 
 
 class Tenant(Settings):
@@ -15,6 +16,10 @@ class Tenant(Settings):
     live_episodes: NotNegative | None = None
     """Maximum number of its training episodes that run at the same time, and of its evaluation
     episodes, too. 0: its tasks wait. Absent: no limit of its own."""
+    keys: PublicKeys = ()
+    """Public keys of who may act for the tenant, as `headrace keys new` prints them. With keys, a
+    task or a cancellation counts only if one of them, or one of `scheduler.operators`, has signed
+    it. Empty: everybody may act for the tenant who may write `tasks`."""
 
 
 class CallLimits(Settings):

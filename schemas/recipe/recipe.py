@@ -41,6 +41,8 @@ from headrace.schemas.recipe.task_settings import (
 )
 from headrace.schemas.role_rewards import OVERLONG
 from headrace.schemas.topics import NAME, POOL_PARTITIONS
+from headrace.schemas.untrusted.public_keys import PublicKeys
+from headrace.schemas.untrusted.trusted_keys import TrustedKeys
 
 LIVE_UNTRAINED = 128
 """Groups that run at the same time in a run that trains nothing, if its recipe sets no limit."""
@@ -121,7 +123,12 @@ class Scheduler(Settings):
     """A second submission of a task id is recognised within this many tasks."""
     tenants: dict[str, Tenant] = {}
     """The limits of tenants by name. Others have the weight 1 and no limit of their own. `headrace
-    quota` changes them during a run."""
+    quota` changes them during a run, but not their keys."""
+    operators: PublicKeys = ()
+    """Public keys of those who may act for every tenant. With some, only they can change limits
+    with `headrace quota`."""
+    require_keys: bool = False
+    """Whether a tenant without keys is refused too. Then only `operators` may act for it."""
     environments: dict[str, NotNegative] = {}
     """Maximum number of live episodes by key of `environments`, over all env workers, and for
     training and evaluation together. A task whose environment is full waits. `headrace quota`
@@ -136,6 +143,21 @@ class Scheduler(Settings):
     waiting_per_slot: float = Field(default=4.0, gt=0)
     """No task starts while more prompts than this wait for each slot of a policy that plays in it.
     """
+
+    @property
+    def trusted(self) -> TrustedKeys:
+        """The keys that may act for tenants."""
+        tenants = {name: one.keys for name, one in self.tenants.items() if one.keys}
+        return TrustedKeys(tenants, self.operators, self.require_keys)
+
+    @model_validator(mode="after")
+    def _somebody_has_a_key(self) -> Scheduler:
+        if self.require_keys and not self.trusted.keys:
+            raise ValueError(
+                "scheduler.require_keys: no tenant and no operator has a key, so nobody could "
+                "submit. Add `operators`, or `keys` to a tenant"
+            )
+        return self
 
 
 class Recipe(Settings):

@@ -1,4 +1,5 @@
-"""Public keys in a recipe. Whoever has the private key of one may publish a policy's versions."""
+"""Public keys in a recipe. Whoever has the private key of one may publish a policy's versions, or
+act for a tenant."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from headrace.services.agent.routing.action_routes import ActionRoutes, Location
 from headrace.services.agent.routing.episode_locations import EpisodeLocations
 from headrace.services.agent.routing.prompt_routes import PromptRoutes
 from headrace.services.log.event_log import Delivery
-from headrace.services.tasks.cancellation import Cancellations, TaskId, id_of
+from headrace.services.tasks.cancellation import Cancellations, TaskId
 from headrace.services.worker.shard import ShardContext
 
 logger = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ class AgentShard:
             outcomes = self._early_outcomes.pop(event.task, {})
             task = self._tasks[event.task] = _Task(event.submitted, outcomes=outcomes)
             if event.verdict is None:
-                self._numbers[id_of(event.submitted)] = event.task
+                self._numbers[self.cancellations.id_of(event.submitted)] = event.task
         if event.sample in task.starts:
             return
         task.starts[event.sample] = event, delivery.recorded_at
@@ -216,8 +216,8 @@ class AgentShard:
         task = self._tasks.pop(result.task, None)
         if task is None:
             return
-        if self._numbers.get(id_of(task.submitted)) == result.task:
-            del self._numbers[id_of(task.submitted)]
+        if self._numbers.get(named := self.cancellations.id_of(task.submitted)) == result.task:
+            del self._numbers[named]
         for sample in task.starts:
             self._stop((result.task, sample))
         for release in task.releases:

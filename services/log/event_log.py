@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
@@ -32,6 +32,12 @@ from headrace.services.kafka.broker import (
 )
 from headrace.services.kafka.schema_registry import SchemaRegistry
 from headrace.services.log.references import check_trajectories, readable_topic
+from headrace.services.log.request_signatures import (
+    REQUESTS,
+    RequestSignature,
+    RequestSigner,
+    SignedLimits,
+)
 from headrace.services.log.signatures import PublicationSigner, SignedPublications
 from headrace.services.log.trace import next_traceparent
 
@@ -63,6 +69,15 @@ class Delivery(Generic[E]):
     traceparent: str = ""
     number: int = 0
     """The number of a signed publication (`services/log/signatures.py`). 0 if it needs none."""
+    signature: RequestSignature | None = None
+    """The signature of a request. `signed_by` says whether it is true."""
+
+    def signed_by(self, among: Collection[str]) -> str:
+        """Returns the key of a request's signature, if it is true and by one of these keys.
+
+        Returns an empty text if not. It takes about 0.1 ms if the key is one of these.
+        """
+        return self.signature.proved(among) if self.signature is not None and among else ""
 
 
 class EventLog:
@@ -77,8 +92,11 @@ class EventLog:
         source: str,
         *,
         read_only: bool = False,
+        signer: RequestSigner | None = None,
     ) -> None:
         """`source` is the worker's id: the CloudEvents source of all that it writes.
+
+        `signer` signs requests, such as tasks.
 
         With `read_only`, records that are no events are skipped with a warning and not written to
         `dead-letters`, so that a command that only looks leaves no trace in the namespace.
@@ -89,7 +107,9 @@ class EventLog:
         self._read_only = read_only
         self._codec = codec
         self._registry = registry
+        self.signer = signer or RequestSigner(None)
         self._publications = SignedPublications(topics)
+        self._limits = SignedLimits(topics)
         self._sent = {event: SENT.labels(event.__name__) for event in EVENTS}
         self._constant: Headers = [
             ("ce_specversion", b"1.0"),
@@ -134,7 +154,10 @@ class EventLog:
         ]
 
     def outgoing(self, event: Event, partition: int | None = None) -> Outgoing:
-        """The record of an event: topic, key, value, headers. It has no secret that we know."""
+        """The record of an event: topic, key, value, headers. It has no secret that we know.
+
+        A request is signed. Raises UsageError if it needs the signature of another key.
+        """
         to = self.topics.route(event)
         value = self._codec.encode(event)
         # The recipe of a run has a digest, and holds only references to secrets.
@@ -148,13 +171,18 @@ class EventLog:
             ("traceparent", next_traceparent().encode()),
         ]
         gathered, patient = to.topic.gathered, _is_patient(event)
-        return Outgoing(to.name, event.key, value, headers, partition, gathered, patient)
+        record = Outgoing(to.name, event.key, value, headers, partition, gathered, patient)
+        if not isinstance(event, REQUESTS):
+            return record
+        self.signer.require(self.topics, [event])
+        return self.signer.sign(record)
 
     async def decode(self, record: Record) -> Delivery[Event]:
         """The event in a record of this namespace.
 
         Raises DecodeError if the record is no event, if the event refers to a trajectory that its
-        readers must not fetch, or if it is a publication that no signer of the recipe has signed.
+        readers must not fetch, or if it is a publication or a change of limits that nobody whom the
+        recipe names has signed.
         """
         name = record.partition.topic
         try:
@@ -166,6 +194,8 @@ class EventLog:
         event = await self._event(topic, record)
         check_trajectories(event, self.topics, record.value)
         number = self._publications.check(event, record)
+        signature = RequestSignature.of(record) if isinstance(event, REQUESTS) else None
+        self._limits.check(event, record, signature)
         assert record.value is not None
         trace = next((text for name, text in record.headers if name == "traceparent"), b"")
         return Delivery(
@@ -176,6 +206,7 @@ class EventLog:
             record.offset,
             trace.decode("ascii", "replace"),
             number,
+            signature,
         )
 
     async def _event(self, topic: Topic[Event], record: Record) -> Event:

@@ -148,7 +148,7 @@ def verified_number(record: Record, signers: Sequence[str]) -> int:
         raise ValueError(f"its header {HEADER} is not a signature")
     number, signature = int(parts["number"]), _decoded(parts["signature"])
     message = signed_bytes(record.partition.topic, number, record.value or b"")
-    if not any(_signed_by(signer, signature, message) for signer in signers):
+    if not any(signed_by(signer, signature, message) for signer in signers):
         raise ValueError("none of the keys that `signers` of the recipe names has signed it")
     return number
 
@@ -160,7 +160,11 @@ def _decoded(text: bytes) -> bytes:
         return b""
 
 
-def _signed_by(signer: str, signature: bytes, message: bytes) -> bool:
+def signed_by(signer: str, signature: bytes, message: bytes) -> bool:
+    """Whether a signature of a message is by this public key, in the text of a recipe.
+
+    Raises UsageError if the package `cryptography` is missing.
+    """
     invalid, public_key = _cryptography()
     try:
         public_key.from_public_bytes(key_bytes(signer)).verify(signature, message)
@@ -176,7 +180,7 @@ def _cryptography() -> tuple[type[Exception], Any]:
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     except ImportError as error:
         raise UsageError(
-            f"the recipe names `signers`, but signatures can't be verified: {error}. "
+            f"the recipe names keys, but signatures can't be verified: {error}. "
             "Run pip install 'headrace[signatures]'"
         ) from None
     return InvalidSignature, Ed25519PublicKey

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from headrace.errors import DependencyError
 from headrace.schemas.codec import Codec
@@ -16,6 +16,7 @@ from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.kafka.registry import Registry
 from headrace.services.log.event_log import EventLog
+from headrace.services.log.request_signatures import RequestSigner
 from headrace.services.namespace.cluster_config import ClusterConfig
 
 
@@ -47,6 +48,8 @@ class Connection:
     registry: Registry
     source: str
     """Name of the connected program: the CloudEvents source of the events that it writes."""
+    signer: RequestSigner = field(default_factory=RequestSigner.of_environment)
+    """Signs the requests that it writes, such as tasks."""
 
     def log(self, topics: Topics) -> EventLog:
         """Opens the log of a namespace for reading only: it never writes to the namespace."""
@@ -59,14 +62,17 @@ class Connection:
         """
         codec = Codec()
         await asyncio.to_thread(self.registry.prepare, codec, topics)
-        return EventLog(self.broker, topics, codec, self.registry, self.source)
+        return EventLog(self.broker, topics, codec, self.registry, self.source, signer=self.signer)
 
 
 @asynccontextmanager
-async def connect(cluster: ClusterConfig, source: str) -> AsyncIterator[Connection]:
+async def connect(
+    cluster: ClusterConfig, source: str, signer: RequestSigner | None = None
+) -> AsyncIterator[Connection]:
     """Connects to a cluster that `locate` has returned, and closes the connection at the end.
 
-    Raises DependencyError if no broker answers within 5 s.
+    `signer` signs requests, by default with the key of HEADRACE_REQUEST_KEY. Raises
+    DependencyError if no broker answers within 5 s.
     """
     assert cluster.bootstrap_servers is not None
     assert cluster.registry_url is not None
@@ -78,7 +84,7 @@ async def connect(cluster: ClusterConfig, source: str) -> AsyncIterator[Connecti
     )
     try:
         await broker.check()
-        yield Connection(broker, registry, source)
+        yield Connection(broker, registry, source, signer or RequestSigner.of_environment())
     finally:
         await broker.close()
         registry.close()

@@ -43,6 +43,7 @@ def topics_of(recipe: Recipe, namespace: str) -> Topics:
         recipe.reads_from,
         recipe.pool_partitions,
         {name: policy.signers for name, policy in recipe.policies.items()},
+        recipe.scheduler.trusted,
     )
 
 
@@ -111,4 +112,5 @@ async def find_namespace(
         life.reads_from,
         topics.pool_partitions,
         life.signers,
+        life.trusted,
     ), life

@@ -13,6 +13,7 @@ from headrace.schemas.events import RunStateEntered
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import RUNS
+from headrace.schemas.untrusted.trusted_keys import TrustedKeys
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.log.signatures import signers_of
@@ -48,6 +49,12 @@ class RunLife:
         """The keys that must sign each policy's versions, by the run's recipe."""
         recipe = "" if self.started is None else self.started.recipe
         return signers_of(json.loads(recipe or "{}"))
+
+    @property
+    def trusted(self) -> TrustedKeys:
+        """The keys that may act for tenants, by the run's recipe."""
+        recipe = "" if self.started is None else self.started.recipe
+        return TrustedKeys.of_tree(json.loads(recipe or "{}"))
 
     @property
     def replay_of(self) -> str | None:

@@ -32,27 +32,21 @@ from headrace.services.scheduler.lanes import Chance, Lane, Tenants
 from headrace.services.scheduler.policy_room import PolicyRoom, has_room
 from headrace.services.scheduler.starts import (
     LOST,
+    NO_TENANT,
+    ChosenTask,
     cancelled,
     lost,
     pinned,
     start,
     start_of_refused,
+    unproved,
 )
 from headrace.services.scheduler.waiting_tasks import AlikeTasks, KnownIds, Purpose, WaitingTask
 from headrace.services.scheduler.worker_pools import WorkerPools
 from headrace.services.tasks.admission import refusal, refused
-from headrace.services.tasks.cancellation import KEPT_BY_SCHEDULER, CancelledTasks, id_of
+from headrace.services.tasks.cancellation import KEPT_BY_SCHEDULER, CancelledTasks
 
 RUN_ENDING = "the run is ending"
-
-
-@dataclass(frozen=True, slots=True)
-class ChosenTask:
-    """A task that starts now."""
-
-    number: int
-    verdict: Failure | None
-    """Why it is not run. Then it starts as a single episode that ends at once."""
 
 
 @dataclass(slots=True)
@@ -92,7 +86,7 @@ class SchedulerCore:
         self._published: dict[str, int] = {}
         """Policy to its newest version."""
         self._alike = AlikeTasks()
-        self._cancelled = CancelledTasks(KEPT_BY_SCHEDULER)
+        self._cancelled = CancelledTasks(recipe.scheduler.trusted, KEPT_BY_SCHEDULER)
         self._verdicts: OrderedDict[int, tuple[WaitingTask, Failure]] = OrderedDict()
         """By number: the tasks that are not run and have not started."""
         self._started: dict[int, _Started] = {}
@@ -145,7 +139,12 @@ class SchedulerCore:
 
     def remember(self, number: int, submitted: TaskSubmitted) -> bool:
         """Remembers a task's id. Returns False if a task with a lower number has the same id."""
-        return self._ids.add(number, id_of(submitted))
+        return self._ids.add(number, self._cancelled.id_of(submitted))
+
+    def on_unproved(self, number: int, submitted: TaskSubmitted, why: str) -> None:
+        """Takes a task that no key of its tenant has signed. Its id stays free."""
+        if number not in self._started:
+            self._verdicts[number] = self._alike.refused(submitted, NO_TENANT), unproved(why)
 
     def on_task(self, number: int, submitted: TaskSubmitted, *, accepted: bool = False) -> None:
         """Takes a submitted task. If it was started already, only its id is remembered.
@@ -171,11 +170,14 @@ class SchedulerCore:
         """Takes a task that waits, although the log no longer holds it."""
         self._verdicts[number] = self._alike.refused(LOST), lost()
 
-    def on_cancelled(self, event: TaskCancelled) -> None:
-        """Takes a cancellation. The agent worker ends tasks that were started already."""
-        number = self._ids.number(id_of(event))
-        if self._cancelled.add(event) and number is not None:
-            self._cancel(number, event.reason)
+    def on_cancelled(self, event: TaskCancelled, key: str = "") -> None:
+        """Takes a cancellation, and the trusted key that has signed it, or an empty text.
+
+        The agent worker ends tasks that were started already.
+        """
+        for task in self._cancelled.add(event, key):
+            if (number := self._ids.number(task)) is not None:
+                self._cancel(number, event.reason)
 
     def _cancel(self, number: int, reason: str) -> None:
         """Ends a task, if it waits."""

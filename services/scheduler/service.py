@@ -98,6 +98,7 @@ class SchedulerShard:
         self._shard = shard
         self._context = context
         self._core = SchedulerCore(context.recipe)
+        self._trusted = context.recipe.scheduler.trusted
         self._limits = LimitWriter(shard, context.recipe, self._core.environments.on_set)
         self._bodies = TaskBodies(context.log, shard.partition)
         self._records = WaitingRecords()
@@ -109,8 +110,9 @@ class SchedulerShard:
         self._paused = False
         self._early: list[EpisodeEnded | GroupClosed] = []
         """Events that were read while catching up, perhaps before their task's start."""
-        self._undecided: list[tuple[int, TaskSubmitted, Callable[[], None]]] = []
-        """Tasks that were read while catching up, and what lets the commit pass them."""
+        self._undecided: list[tuple[int, TaskSubmitted, str, Callable[[], None]]] = []
+        """Tasks that were read while catching up, why their tenant is not proved, and what lets the
+        commit pass them."""
         self._silent_since: float | None = None
         """Since when tasks wait because no worker reports. Infinite after the warning."""
 
@@ -133,7 +135,7 @@ class SchedulerShard:
             for number in list(self._open):
                 self._release(number)
         elif isinstance(event, TaskCancelled):
-            self._core.on_cancelled(event)
+            self._core.on_cancelled(event, delivery.signed_by(self._trusted.keys))
         elif isinstance(event, PolicyPublished):
             skipped = event.status == "skipped"
             self._core.on_policy(event.policy, event.version, skipped=skipped)
@@ -148,8 +150,8 @@ class SchedulerShard:
         """Reads what must be known of the tasks before the commit, then starts to decide."""
         await self._recall()
         undecided, self._undecided = self._undecided, []
-        for number, submitted, release in undecided:
-            self._take(number, submitted, release)
+        for number, submitted, unproved, release in undecided:
+            self._take(number, submitted, unproved, release)
         # After the tasks: a finished task is forgotten, so a late task event would look new.
         for event in self._early:
             self._on_progress(event)
@@ -180,19 +182,32 @@ class SchedulerShard:
 
     async def _on_task(self, delivery: Delivery[TaskSubmitted]) -> None:
         number, release = delivery.offset, self._shard.hold(delivery)
+        unproved = self._unproved(delivery)
         if self._shard.caught_up and not self._undecided:
-            self._take(number, delivery.event, release)
+            self._take(number, delivery.event, unproved, release)
         else:
-            self._undecided.append((number, delivery.event, release))
+            self._undecided.append((number, delivery.event, unproved, release))
         many = self._core.queued >= QUEUE_HIGH or len(self._undecided) >= UNDECIDED_HIGH
         if many and not self._paused:
             self._paused = True
             await self._shard.pause()
 
-    def _take(self, number: int, submitted: TaskSubmitted, release: Callable[[], None]) -> None:
+    def _unproved(self, delivery: Delivery[TaskSubmitted]) -> str:
+        """Returns why a task does not count for its tenant; an empty text if it does."""
+        tenant = delivery.event.tenant
+        if self._trusted.is_open(tenant):
+            return ""
+        return self._trusted.refusal(tenant, delivery.signed_by(self._trusted.keys))
+
+    def _take(
+        self, number: int, submitted: TaskSubmitted, unproved: str, release: Callable[[], None]
+    ) -> None:
         """Takes a task. `release` lets the commit pass it."""
         self._read_below = number + 1
-        self._core.on_task(number, submitted)
+        if unproved:
+            self._core.on_unproved(number, submitted, unproved)
+        else:
+            self._core.on_task(number, submitted)
         if self._core.waits(number):
             self._bodies.keep(number, submitted)
             self._records.on_waiting(number, release)
@@ -230,7 +245,8 @@ class SchedulerShard:
         async with aclosing(read_events(self._context.log, {tasks: (begin, end)})) as deliveries:
             async for delivery in deliveries:
                 assert isinstance(delivery.event, TaskSubmitted)
-                self._core.remember(delivery.offset, delivery.event)
+                if not self._unproved(delivery):
+                    self._core.remember(delivery.offset, delivery.event)
 
     async def _start_tasks(self) -> None:
         """Writes starts as soon as they are allowed, several tasks in one transaction."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 
 from headrace.schemas.events import EpisodeStarted, Failure, TaskSubmitted
@@ -11,6 +12,10 @@ from headrace.services.tasks.admission import refused
 
 MAX_NAME = 1_000
 """A task that is not run keeps at most so many characters of each name."""
+UNPROVED = "unproved_tenant"
+"""The code of the verdict on a task whose tenant's key has not signed it."""
+NO_TENANT = "(unproved)"
+"""The tenant of such a task, so that it counts against nobody's limits."""
 LOST = TaskSubmitted(
     source="unknown",
     task_id="unknown",
@@ -22,6 +27,20 @@ LOST = TaskSubmitted(
     deadline_s=1,
 )
 """Stands for a task that the log no longer holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTask:
+    """A task that starts now."""
+
+    number: int
+    verdict: Failure | None
+    """Why it is not run. Then it starts as a single episode that ends at once."""
+
+
+def unproved(why: str) -> Failure:
+    """Returns the verdict on a task whose tenant's key has not signed it."""
+    return refused(UNPROVED, why)
 
 
 def cancelled(reason: str) -> Failure:
@@ -42,7 +61,10 @@ def start_of_refused(
     """Returns the start of the only episode of a task that is not run. None: the task is lost."""
     if submitted is None:
         submitted = LOST.model_copy(update={"task_id": str(number)})
-    return start(number, 0, _without_bulk(submitted), now_s, verdict)
+    reduced = _without_bulk(submitted)
+    if verdict.code == UNPROVED:
+        reduced = reduced.model_copy(update={"tenant": NO_TENANT})
+    return start(number, 0, reduced, now_s, verdict)
 
 
 def _without_bulk(submitted: TaskSubmitted) -> TaskSubmitted:

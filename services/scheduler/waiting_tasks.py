@@ -57,9 +57,13 @@ class AlikeTasks:
             )
         )
 
-    def refused(self, submitted: TaskSubmitted) -> WaitingTask:
-        """Returns what counts of a task that is not run: it starts as a single episode."""
-        return self._share(WaitingTask(submitted.purpose, submitted.tenant[:MAX_NAME], 1))
+    def refused(self, submitted: TaskSubmitted, tenant: str | None = None) -> WaitingTask:
+        """Returns what counts of a task that is not run: it starts as a single episode.
+
+        It counts against the limits of `tenant`, by default of its own.
+        """
+        tenant = submitted.tenant[:MAX_NAME] if tenant is None else tenant
+        return self._share(WaitingTask(submitted.purpose, tenant, 1))
 
     def _share(self, task: WaitingTask) -> WaitingTask:
         if len(self._shared) >= MOST_ALIKE:

@@ -17,6 +17,7 @@ from typing import Literal
 from headrace.errors import UsageError
 from headrace.schemas.events import EpisodeStarted, TaskCancelled, TaskEnded, TaskSubmitted
 from headrace.schemas.topics import CANCELLATIONS, EPISODES, RESULTS, TASKS
+from headrace.schemas.untrusted.trusted_keys import TrustedKeys
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, follow_events, read_events
 
@@ -27,46 +28,67 @@ KEPT_BY_SCHEDULER = 2_000_000
 IN_FLIGHT = 256
 """Number of cancellations that are written at the same time."""
 
-TaskId = tuple[str, str]
-"""A task's source, and its id there."""
+TaskId = tuple[str, str] | tuple[str, str, str]
+"""A task's source, its id there, and its tenant if the recipe names keys of that tenant."""
 OnCancelled = Callable[[TaskId, str], None]
 """Takes a task that is cancelled, and the reason."""
 State = Literal["queued", "running", "ended", "unknown"]
 
 
-def id_of(event: TaskSubmitted | TaskCancelled) -> TaskId:
-    """Returns the source and id of an event's task."""
-    return event.source, event.task_id
-
-
 class CancelledTasks:
-    """The newest cancellations. If a task is cancelled twice, the first reason stays."""
+    """The newest cancellations. If a task is cancelled twice, the first reason stays.
 
-    def __init__(self, kept: int = KEPT) -> None:
-        """`kept` is the maximum number of cancellations in memory."""
+    A cancellation counts for the tasks of those tenants for which its key may act.
+    """
+
+    def __init__(self, trusted: TrustedKeys | None = None, kept: int = KEPT) -> None:
+        """`kept` is the maximum number of cancellations in memory for each tenant with keys, and
+        for all other tenants together."""
+        self.trusted = trusted or TrustedKeys()
         self._kept = kept
-        self._reasons: dict[TaskId, str] = {}
+        self._reasons: dict[str, dict[TaskId, str]] = {}
+        """By scope, so that nobody displaces the cancellations of a tenant with keys."""
 
-    def add(self, event: TaskCancelled) -> bool:
-        """Adds a cancellation. Returns False if the task is already cancelled."""
-        task = id_of(event)
-        if task in self._reasons:
+    def id_of(self, submitted: TaskSubmitted) -> TaskId:
+        """Returns the id of a task."""
+        scope = self.trusted.scope(submitted.tenant)
+        return _id_in(scope, submitted.source, submitted.task_id)
+
+    def add(self, event: TaskCancelled, key: str = "") -> list[TaskId]:
+        """Adds a cancellation that `key` has signed; it is empty if no trusted key has.
+
+        Returns the ids that are cancelled by it, and were not before.
+        """
+        return [
+            task
+            for scope in self.trusted.scopes(key)
+            if self._add(scope, task := _id_in(scope, event.source, event.task_id), event.reason)
+        ]
+
+    def _add(self, scope: str, task: TaskId, reason: str) -> bool:
+        reasons = self._reasons.setdefault(scope, {})
+        if task in reasons:
             return False
-        if len(self._reasons) >= self._kept:
-            del self._reasons[next(iter(self._reasons))]
-        self._reasons[task] = event.reason
+        if len(reasons) >= self._kept:
+            del reasons[next(iter(reasons))]
+        reasons[task] = reason
         return True
 
     def reason(self, submitted: TaskSubmitted) -> str | None:
         """Returns why a task is cancelled, which may be empty, or None if it is not cancelled."""
-        return self._reasons.get(id_of(submitted))
+        reasons = self._reasons.get(self.trusted.scope(submitted.tenant))
+        return None if reasons is None else reasons.get(self.id_of(submitted))
+
+
+def _id_in(scope: str, source: str, task_id: str) -> TaskId:
+    return (source, task_id, scope) if scope else (source, task_id)
 
 
 class Cancellations(CancelledTasks):
     """Follows `cancellations`, and notifies the shards of an agent worker."""
 
     def __init__(self, log: EventLog) -> None:
-        super().__init__()
+        super().__init__(log.topics.trusted)
         self._log = log
         self._subscribers: dict[OnCancelled, None] = {}
 
@@ -85,9 +107,9 @@ class Cancellations(CancelledTasks):
             async for item in items:
                 if not isinstance(item, Delivery) or not isinstance(item.event, TaskCancelled):
                     continue
-                if self.add(item.event):
+                for task in self.add(item.event, item.signed_by(self.trusted.keys)):
                     for notify in list(self._subscribers):
-                        notify(id_of(item.event), item.event.reason)
+                        notify(task, item.event.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +121,8 @@ class TaskStatus:
     number: int | None
     """None if no such task was submitted yet. A cancellation applies once it is submitted."""
     state: State
+    tenant: str | None = None
+    """None if no such task was submitted yet."""
 
 
 def check_named(tasks: Sequence[str], source: str | None, *, all_queued: bool) -> None:
@@ -145,24 +169,33 @@ async def _read_statuses(log: EventLog) -> dict[int, TaskStatus]:
         for topic in (TASKS, EPISODES, RESULTS)
         for partition in log.topics.partitions_of(topic)
     ]
-    ids: dict[int, TaskId] = {}
+    ids: dict[int, tuple[str, str, str]] = {}
     states: dict[int, State] = {}
     async with aclosing(read_events(log, dict.fromkeys(partitions, WHOLE))) as deliveries:
         async for item in deliveries:
             if isinstance(item.event, TaskSubmitted):
-                ids[item.offset] = id_of(item.event)
+                task = item.event
+                ids[item.offset] = task.source, task.task_id, task.tenant
             elif isinstance(item.event, EpisodeStarted):
                 states.setdefault(item.event.task, "running")
             elif isinstance(item.event, TaskEnded):
                 states[item.event.task] = "ended"
     return {
-        number: TaskStatus(*task, number, states.get(number, "queued"))
-        for number, task in ids.items()
+        number: TaskStatus(source, task_id, number, states.get(number, "queued"), tenant)
+        for number, (source, task_id, tenant) in ids.items()
     }
 
 
 async def send_cancellations(log: EventLog, statuses: Sequence[TaskStatus], reason: str) -> None:
-    """Writes a cancellation of each task that has not ended."""
+    """Writes a cancellation of each task that has not ended.
+
+    Raises UsageError, before it writes any, if one of the tasks needs the signature of another key.
+    """
+    for one in statuses:
+        if one.state == "ended" or one.tenant is None:
+            continue
+        if why := log.topics.trusted.refusal(one.tenant, log.signer.public_key):
+            raise UsageError(f"task {one.number} can't be cancelled: {why}. Nothing was cancelled")
     events = [
         TaskCancelled(source=one.source, task_id=one.task_id, reason=reason)
         for one in statuses

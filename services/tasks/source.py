@@ -73,12 +73,18 @@ class Submitted:
 
 
 async def submitted_by(context: ServiceContext, source: str) -> Submitted:
-    """Returns the tasks that a source has submitted."""
+    """Returns the tasks that a source of the run has submitted.
+
+    If the recipe names keys of its tenant, nobody else can pretend to have submitted them.
+    """
     tasks = context.log.topics.partition(TASKS)
+    tenant, trusted = context.recipe.tasks.tenant, context.log.topics.trusted
     submitted = Submitted()
     async with aclosing(read_events(context.log, {tasks: WHOLE})) as deliveries:
         async for item in deliveries:
             if isinstance(item.event, TaskSubmitted) and item.event.source == source:
+                if trusted.refusal(tenant, item.signed_by(trusted.keys)):
+                    continue
                 submitted.numbers.setdefault(item.event.task_id, item.offset)
                 if STATE in item.event.labels:
                     submitted.newest = item.event

@@ -143,9 +143,14 @@ async def set_limit(
         )
     if period_s is not None and not limits[limit].period_ms:
         raise UsageError(f"{limit} has no period: leave out --period-s")
+    before = 0
+    async with aclosing(read_events(log, dict.fromkeys(_of(log, LIMITS), WHOLE))) as deliveries:
+        async for delivery in deliveries:
+            if isinstance(delivery.event, LimitSet) and delivery.event.limit == limit:
+                before = delivery.event.set_at
     event = LimitSet(
         limit=limit,
-        set_at=now_ms(),
+        set_at=max(now_ms(), before + 1),  # The clock of who changed it before may be ahead.
         units=units,
         period_ms=0 if period_s is None else max(1, round(1000 * period_s)),
         reason=reason,

@@ -11,7 +11,7 @@ from headrace.schemas.events import EpisodeEnded, EpisodeStarted, QuotaSet, Task
 from headrace.schemas.recipe.limit_settings import Tenant
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import EPISODES, OUTCOMES, QUOTAS, TASKS
-from headrace.services.base.clock import now
+from headrace.services.base.clock import now_ms
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
 
@@ -85,15 +85,16 @@ async def set_quota(
     if unlimited and live_episodes is not None:
         raise UsageError("give --live-episodes or --unlimited, not both")
     limits = recipe.scheduler.tenants.get(tenant, Tenant())
+    before = 0
     partition = log.topics.partition(QUOTAS)
     async with aclosing(read_events(log, {partition: WHOLE})) as deliveries:
         async for delivery in deliveries:
             if isinstance(delivery.event, QuotaSet) and delivery.event.tenant == tenant:
-                limits = limits_of(delivery.event)
+                limits, before = limits_of(delivery.event), delivery.event.set_at
     most = limits.live_episodes if live_episodes is None else live_episodes
     quota = QuotaSet(
         tenant=tenant,
-        set_at=int(now() * 1000),
+        set_at=max(now_ms(), before + 1),  # The clock of who changed it before may be ahead.
         weight=limits.weight if weight is None else weight,
         live_episodes=None if unlimited else most,
         reason=reason,

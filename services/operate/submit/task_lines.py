@@ -127,7 +127,11 @@ def _with_files(
 
 
 async def send_tasks(log: EventLog, tasks: Sequence[TaskSubmitted]) -> list[tuple[int, str]]:
-    """Writes the tasks in the given order. Returns each task's number and task_id."""
+    """Writes the tasks in the given order. Returns each task's number and task_id.
+
+    Raises UsageError, before it writes any, if one of them needs the signature of another key.
+    """
+    log.signer.require(log.topics, tasks)
     numbers = []
     for first in range(0, len(tasks), IN_FLIGHT):
         part = tasks[first : first + IN_FLIGHT]

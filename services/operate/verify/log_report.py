@@ -26,10 +26,10 @@ from headrace.services.operate.verify.invariants import (
     item_checks,
     limit_checks,
     publication_checks,
-    task_checks,
     trajectory_checks,
 )
 from headrace.services.operate.verify.invariants.log_facts import Facts, Violations
+from headrace.services.operate.verify.invariants.of_tasks import task_checks, tenant_checks
 
 SHOWN = 40
 """Violations that a report shows; the rest is counted."""
@@ -123,6 +123,7 @@ def violations(
 ) -> Violations:
     """All that is wrong, invariant by invariant."""
     yield from task_checks.check(facts, recipe, drained=drained)
+    yield from tenant_checks.check(facts, recipe)
     yield from episode_checks.check(facts, recipe, drained=drained)
     yield from trajectory_checks.check(facts)
     yield from file_checks.check(facts)

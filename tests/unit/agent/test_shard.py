@@ -54,6 +54,9 @@ class Nobody:
     def reason(self, submitted: TaskSubmitted) -> str | None:
         return self.reasons.get(submitted.task_id)
 
+    def id_of(self, submitted: TaskSubmitted) -> tuple[str, str]:
+        return submitted.source, submitted.task_id
+
 
 class Bench:
     """A ShardContext, its shard, and what it sent."""

@@ -21,7 +21,7 @@ def test_of_two_cancellations_of_a_task_the_first_counts() -> None:
 
 
 def test_only_the_newest_are_kept() -> None:
-    tasks = CancelledTasks(3)
+    tasks = CancelledTasks(kept=3)
     for number in range(5):
         tasks.add(cancel(number))
     known = [number for number in range(5) if tasks.reason(task(number)) is not None]

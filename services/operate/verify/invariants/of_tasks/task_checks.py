@@ -14,6 +14,7 @@ from headrace.schemas.events import (
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.log.event_log import Delivery
 from headrace.services.operate.verify.invariants.log_facts import Facts, Violations
+from headrace.services.operate.verify.invariants.of_tasks.tenant_checks import unproved
 
 Starts = dict[int, list[Delivery[EpisodeStarted]]]
 """The starts that count, by task."""
@@ -118,10 +119,14 @@ def _as_submitted(started: TaskSubmitted, submitted: TaskSubmitted) -> bool:
 
 def _duplicates(facts: Facts, recipe: Recipe, starts: Starts) -> Violations:
     """Of two submissions of one id within the window, the first runs and no other."""
-    seen: dict[tuple[str, str], int] = {}
+    trusted = recipe.scheduler.trusted
+    seen: dict[tuple[str, str, str], int] = {}
     for number in sorted(facts.tasks):
         event = facts.tasks[number].event
-        first = seen.setdefault((event.source, event.task_id), number)
+        if unproved(trusted, facts.tasks[number]):
+            continue  # It takes no id.
+        named = trusted.scope(event.tenant), event.source, event.task_id
+        first = seen.setdefault(named, number)
         verdicts = [start.event.verdict for start in starts.get(number, ())]
         codes = {verdict.code for verdict in verdicts if verdict is not None}
         if first == number and "duplicate" in codes:
