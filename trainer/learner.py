@@ -154,6 +154,14 @@ class Learner:
             self.start_logprobs = [one for plan in plans for one in plan.by_sequence(self._ranks)]
         return totals.metrics()
 
+    def cross_entropy(self, update: UpdateBatch, stop: threading.Event | None = None) -> float:
+        """Returns the mean cross-entropy of an update's trained tokens, in nats. Learns nothing.
+
+        Raises UnusableSample if a sequence is too long for the model, and Stopped.
+        """
+        plan = self._plan(update, self._settings.max_tokens)
+        return -float(self._forward.all_logprobs(plan, stop).mean())
+
     def save(self, path: Path) -> None:
         """Writes all state that training continues from, as `LearnerState.save`."""
         self._state.save(path)

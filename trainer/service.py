@@ -19,14 +19,13 @@ from headrace.services.models.torch_models import DTYPES
 from headrace.services.models.weights import model_folder
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.contract.training_session import CHECK_S
-from headrace.trainer.learner import Learner
 from headrace.trainer.loop import Trainer
 from headrace.trainer.model_loading import import_model, load_policy, trained_weights
 from headrace.trainer.publish import Publisher, sole_publisher
 from headrace.trainer.ranks.rank_group import outside_rank
 from headrace.trainer.ranks.rank_process import follow_rank_0
-from headrace.trainer.ranks.rank_processes import StartedRanks, outside_store, started_ranks
-from headrace.trainer.ranks.shared_learner import SharedLearner
+from headrace.trainer.ranks.rank_processes import outside_store
+from headrace.trainer.ranks.with_learner import AnyLearner, with_learner
 from headrace.trainer.sequences import Stopped
 
 
@@ -56,18 +55,12 @@ async def run(
         if settings.training is None:
             await _serve_untrained(context, publisher, settings)
             return
-        # All work with torch happens in one thread: the asyncio loop stays responsive, and no two
-        # calls run in parallel.
-        with ThreadPoolExecutor(1, thread_name_prefix="torch") as torch_thread:
-            if size > 1:
-                async with started_ranks(settings.training) as ranks:
-                    work = _train_together(context, publisher, settings, ranks, torch_thread)
-                    await ranks.watch(work, torch_thread)
-                return
-            loop = asyncio.get_running_loop()
-            learner = await loop.run_in_executor(torch_thread, Learner, folder, settings)
-            publisher = await asyncio.to_thread(publisher.with_base, learner.base, settings.lora)
-            await Trainer(context, publisher, learner, torch_thread).run()
+
+        async def work(learner: AnyLearner, torch_thread: ThreadPoolExecutor) -> None:
+            based = await asyncio.to_thread(publisher.with_base, learner.base, settings.lora)
+            await Trainer(context, based, learner, torch_thread).run()
+
+        await with_learner(folder, settings, size, work)
 
 
 def _place(settings: Policy) -> tuple[int, int]:
@@ -83,22 +76,6 @@ def _place(settings: Policy) -> tuple[int, int]:
     except ValueError as error:
         raise UsageError(f"{error}. WORLD_SIZE is {outside[1]}") from error
     return outside
-
-
-async def _train_together(
-    context: ServiceContext,
-    publisher: Publisher,
-    settings: Policy,
-    ranks: StartedRanks,
-    torch_thread: ThreadPoolExecutor,
-) -> None:
-    """Trains as rank 0 of several."""
-    folder = model_folder(settings.model, weights=True)
-    loop = asyncio.get_running_loop()
-    group = await loop.run_in_executor(torch_thread, ranks.join)
-    learner = await loop.run_in_executor(torch_thread, SharedLearner, group, folder, settings)
-    await Trainer(context, publisher, learner, torch_thread).run()
-    await loop.run_in_executor(torch_thread, learner.close)
 
 
 async def _follow(context: ServiceContext, settings: Training, rank: int, size: int) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -93,6 +93,24 @@ def parse_tool_calls(text: str, form: Format) -> tuple[str, tuple[ToolCall, ...]
     except BadCall:
         return text, ()
     return (rest.strip(), calls) if calls else (text, ())
+
+
+def spell_tool_calls(content: str, calls: Sequence[ToolCall], form: Format) -> str:
+    """Returns an answer as a policy spells it: `parse_tool_calls` reads these calls of it again.
+
+    Raises ValueError if the format can't spell it.
+    """
+    if not calls:
+        return content
+    if form == "none":
+        raise ValueError("this policy can't call tools: the recipe's tool_calls is none")
+    values = [{"name": one.name, "arguments": one.arguments} for one in calls]
+    if form == "json":
+        if content:
+            raise ValueError("in the format json an answer is either text or calls of tools")
+        return json.dumps(values if len(values) > 1 else values[0], ensure_ascii=False)
+    texts = [f"{BEGIN}\n{json.dumps(one, ensure_ascii=False)}\n{END}" for one in values]
+    return "\n".join([content, *texts] if content else texts)
 
 
 def forced_call(

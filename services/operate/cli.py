@@ -41,6 +41,7 @@ from headrace.services.operate.recipe.command import recipe
 from headrace.services.operate.replay.command import replay
 from headrace.services.operate.run.command import run
 from headrace.services.operate.serve.command import serve
+from headrace.services.operate.sft.command import sft
 from headrace.services.operate.show.command import show
 from headrace.services.operate.status.command import status
 from headrace.services.operate.submit.command import submit
@@ -94,7 +95,7 @@ def cli(context: click.Context, debug: bool) -> None:
 
 COMMANDS = (
     new, run, check, plan, try_episode, end, serve, up, down, apply, submit, cancel, quota,
-    autoscale, evaluate, export, chat, replay, compare,
+    autoscale, sft, evaluate, export, chat, replay, compare,
     plot, track, trajectories,
     status, dashboard, doctor, verify, cost, show, tail, topics, asyncapi, dead_letters,
     prune, recipe, keys, acls,

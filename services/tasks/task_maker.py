@@ -69,7 +69,7 @@ class TaskMaker:
         self._store_files = store_files
         self._fixed = frozenset(fixed)
         self._roles = {
-            role: Use(policy=name, sampling=_sampling(recipe.policies[name]))
+            role: Use(policy=name, sampling=sampling_of(recipe.policies[name]))
             for role, name in recipe.tasks.roles.items()
         }
 
@@ -164,7 +164,8 @@ def make_alone(
     return made
 
 
-def _sampling(policy: Policy) -> Sampling:
+def sampling_of(policy: Policy) -> Sampling:
+    """Returns how a policy is sampled. Raises UsageError if its model has not the tokens."""
     settings = policy.sampling
     folder = model_folder(policy.model)
     return Sampling(

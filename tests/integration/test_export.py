@@ -119,7 +119,7 @@ def test_an_adapter_computes_what_is_served_merged_and_apart(tmp_path: Path, cou
         inputs = prompts(count)
         served = await served_logits(bench.blobs, version, bench.state, inputs)
         merged, peft = tmp_path / "merged", tmp_path / "peft"
-        facts = export_version(run_version(version), bench.blobs, merged, merge=True)
+        facts = export_version(run_version(version), bench.blobs, merged, layout="merged")
         assert facts["merged_digest"] == weights_digest(merged / "model.safetensors").hex()
         assert furthest(exported_logits(merged, inputs), served) <= 1e-5
         check_tokenizer(merged)

@@ -74,6 +74,11 @@ class SharedLearner:
         metrics = self._learner.train(updates, stop)
         return metrics | {"processes": float(self.processes)}
 
+    def cross_entropy(self, update: UpdateBatch, stop: threading.Event | None = None) -> float:
+        """As in `Learner`."""
+        self._group.tell("cross_entropy", update)
+        return self._learner.cross_entropy(update, stop)
+
     def save(self, path: Path) -> None:
         """As in `Learner`. All ranks write to the same folder."""
         self._group.tell("save", path)
@@ -111,6 +116,7 @@ def _repeat(learner: Learner, method: str, *arguments: object) -> None:
     work: dict[str, Callable[..., object]] = {
         "weights": learner.weights,
         "train": learner.train,
+        "cross_entropy": learner.cross_entropy,
         "save": learner.save,
         "restore": learner.load,
     }

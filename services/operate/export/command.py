@@ -80,7 +80,12 @@ def export(
             "with --merge"
         )
     facts = export_version(
-        chosen, cluster.open_blobs(None), folder, merge=merge, force=force, say=say
+        chosen,
+        cluster.open_blobs(None),
+        folder,
+        layout="merged" if merge else "peft",
+        force=force,
+        say=say,
     )
     if push is not None:
         say(f"uploading {folder} to {push}")

@@ -18,7 +18,7 @@ from headrace.errors import UsageError
 from headrace.services.models.blobs import BlobStore, disk_errors
 from headrace.services.models.shards import SHARD_BYTES
 from headrace.services.models.weights import weights_digest
-from headrace.services.operate.run_versions import RunVersion, VersionWriter
+from headrace.services.operate.run_versions import Layout, RunVersion, VersionWriter
 
 FACTS = "headrace.json"
 """The file of an exported folder that says where it comes from."""
@@ -33,16 +33,16 @@ def export_version(
     blobs: BlobStore,
     folder: Path,
     *,
-    merge: bool = False,
+    layout: Layout = "peft",
     force: bool = False,
     shard_bytes: int = SHARD_BYTES,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Writes a version as the model folder `folder`, and returns what its `headrace.json` says.
 
-    `say` receives lines about the progress. Raises UsageError if the folder may not be written,
-    and what `VersionWriter` raises. If it fails, nothing is left, and a folder that was there stays
-    as it was.
+    `layout` matters only for an adapter. `say` receives lines about the progress. Raises UsageError
+    if the folder may not be written, and what `VersionWriter` raises. If it fails, nothing is left,
+    and a folder that was there stays as it was.
     """
     check_target(folder, force)
     with beside(folder) as temporary:
@@ -58,8 +58,8 @@ def export_version(
         meter.total = writer.size
         made = temporary / "model"
         made.mkdir()
-        writer.write(made, "merged" if merge else "peft", home=folder)
-        facts = facts_of(version, made, merged=merge)
+        writer.write(made, layout, home=folder)
+        facts = facts_of(version, made, merged=layout == "merged")
         with disk_errors(f"write {folder}"):
             (made / FACTS).write_text(json.dumps(facts, indent=2) + "\n")
             if folder.exists():
@@ -104,7 +104,7 @@ def facts_of(version: RunVersion, folder: Path, *, merged: bool) -> dict[str, An
     """Returns where an exported folder comes from, for its `headrace.json`."""
     published = version.published
     facts = {
-        "namespace": version.namespace,
+        **({"namespace": version.namespace} if version.namespace else {}),
         "policy": published.policy,
         "version": published.version,
         "digest": published.digest.hex(),

@@ -9,6 +9,7 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
+from headrace.schemas.events import TrajectoryRecorded
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.log.unpacked import Texts
 from headrace.services.namespace.cluster_config import ClusterConfig
@@ -30,8 +31,12 @@ from headrace.services.operate.trajectories.sft import (
 class Selection:
     """Chooses the episodes that a model should learn from, and counts what it leaves out."""
 
-    def __init__(self, recipe: Recipe, passing: float | None) -> None:
-        """`passing` is the least reward. None stands for the recipe's, or 1."""
+    def __init__(self, recipe: Recipe, passing: float | None, agent: str | None = None) -> None:
+        """`passing` is the least reward. None stands for the recipe's, or 1.
+
+        If an `agent` is given, episodes of others are left out.
+        """
+        self._agent = agent
         evaluation = recipe.evaluation.passing if recipe.evaluation is not None else 1.0
         self.passing = evaluation if passing is None else passing
         self.counts: Counter[str] = Counter()
@@ -42,11 +47,8 @@ class Selection:
         """Returns the conversations of an episode; none if it is left out."""
         recorded, found = episode.recorded, []
         form = self._forms.get(recorded.agent, "hermes")
-        if recorded.purpose == "evaluate":
-            reason = "of evaluations"
-        elif recorded.reward is None or recorded.reward < self.passing:
-            reason = f"without a reward of at least {self.passing:g}"
-        else:
+        reason = self.reason(recorded)
+        if not reason:
             paths = learned_paths(episode)
             reason = "exported" if paths else "without a trainable turn"
             try:
@@ -55,6 +57,16 @@ class Selection:
                 reason = "whose prompts the log no longer has"
         self.counts[reason] += 1
         return found
+
+    def reason(self, recorded: TrajectoryRecorded) -> str:
+        """Returns why an episode is left out, whatever its turns are; empty if it is not."""
+        if recorded.purpose == "evaluate":
+            return "of evaluations"
+        if self._agent not in (None, recorded.agent):
+            return f"of other agents than {self._agent}"
+        if recorded.reward is None or recorded.reward < self.passing:
+            return f"without a reward of at least {self.passing:g}"
+        return ""
 
     def report(self) -> str:
         """Returns how many episodes were left out, and why; empty if none was."""

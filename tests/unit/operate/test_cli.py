@@ -17,7 +17,7 @@ from headrace.services.operate import cli
 
 COMMANDS = (
     "new", "run", "check", "plan", "try", "end", "serve", "up", "down", "apply", "submit", "cancel",
-    "quota", "autoscale", "evaluate", "export", "chat", "replay", "compare", "plot",
+    "quota", "autoscale", "sft", "evaluate", "export", "chat", "replay", "compare", "plot",
     "track", "trajectories", "status",
     "dashboard", "doctor", "verify", "cost", "show", "tail", "topics", "asyncapi",
     "dead-letters", "prune", "recipe", "keys", "acls",

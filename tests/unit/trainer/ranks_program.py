@@ -3,8 +3,9 @@
 ORDERS is a JSON list. Each order has `size` (the number of ranks), `policy` (the policy's
 settings), `folder` (gets `weights` and `result`), and optionally `load` (a checkpoint), `first`
 (1), `versions` (5), `save`, `timeout_s`, and `stop` (a rank that sends itself `signal` instead of
-training its second version). `result` has metrics, logprobs and the number of updates, or an
-`error`. The orders run one after the other, each in processes of its own.
+training its second version). `result` has metrics, logprobs, the number of updates and the
+`cross_entropy` of another batch, or an `error`. The orders run one after the other, each in
+processes of its own.
 """
 
 from __future__ import annotations
@@ -73,7 +74,9 @@ def train(learner: Learner | SharedLearner, order: dict[str, Any]) -> None:
         learner.save(Path(path))
     logprobs = [found.tolist() for _, found in learner.start_logprobs]
     Path(order["folder"], "weights").write_bytes(learner.weights())
+    measured = learner.cross_entropy(batch(99)[0])
     found = {"metrics": metrics, "updates": learner.updates_done, "logprobs": logprobs}
+    found["cross_entropy"] = measured
     Path(order["folder"], "result").write_text(json.dumps(found))
 
 

@@ -107,6 +107,9 @@ def test_two_ranks_train_as_one_process_and_checkpoints_move_between_them(tmp_pa
     assert result(of_one)["updates"] == result(of_two)["updates"] == 14
     assert distance(of_one, of_two) < TOLERANCE
     assert distance(onward, of_two) < TOLERANCE
+    measured = result(one)["cross_entropy"]
+    assert measured > 0
+    assert result(two)["cross_entropy"] == pytest.approx(measured, abs=1e-5)
     alone, shared = result(one)["metrics"], result(two)["metrics"]
     assert shared.pop("processes") == 2
     assert shared == pytest.approx(alone, rel=1e-3, abs=1e-5)

@@ -151,3 +151,9 @@ def test_a_file_has_a_line_for_each_conversation(tmp_path: Path) -> None:
         assert not (tmp_path / "sft.jsonl").exists()
     written = (tmp_path / "sft.jsonl").read_text("utf-8").splitlines()
     assert [json.loads(line) for line in written] == lines
+
+
+def test_episodes_of_other_agents_are_left_out() -> None:
+    chosen = Selection(RECIPE, None, "teacher")
+    assert chosen.reason(an_episode().recorded) == "of other agents than teacher"
+    assert Selection(RECIPE, None, "default").reason(an_episode().recorded) == ""

@@ -1,0 +1,1 @@
+"""`headrace sft`: supervised fine-tuning of a recipe's policy."""

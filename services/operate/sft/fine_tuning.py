@@ -1,0 +1,162 @@
+"""Learns sequences by cross-entropy, update by update, and can be stopped and continued.
+
+It uses the learner of the trainer: to it, what is learned here is demonstrated. All of it runs in
+the learner's thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import HeadraceError, UsageError
+from headrace.services.operate.sft.sft_plan import SftPlan
+from headrace.trainer.checkpoint import Checkpoint, Checkpoints
+from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
+
+if TYPE_CHECKING:
+    # It imports torch.
+    from headrace.trainer.ranks.with_learner import AnyLearner
+
+
+@dataclass
+class SftProgress:
+    """How far a fine-tuning is. Its thread writes it, and a view reads it."""
+
+    updates: int
+    """Of all epochs."""
+    epoch_ends: Sequence[int]
+    done: int = 0
+    continued: int = 0
+    """How many updates a checkpoint had."""
+    losses: list[float] = field(default_factory=list)
+    """The mean cross-entropy of each update's tokens before it, in nats."""
+    held_out: list[tuple[int, float]] = field(default_factory=list)
+    """Numbers of updates, and the held-out part's cross-entropy after them, in nats."""
+    rate: float = 0.0
+    """The learning rate of the newest update."""
+    tokens: int = 0
+    """How many tokens were learned since the start."""
+    dropped: int = 0
+    """How many sequences did not fit into the memory."""
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the figures of a fine-tuning that is done, for its `headrace.json`."""
+        last = {"cross_entropy": self.losses[-1]} if self.losses else {}
+        held = {"held_out_cross_entropy": dict(self.held_out)} if self.held_out else {}
+        return {
+            "updates": self.done,
+            "epochs": len(self.epoch_ends),
+            "tokens": self.tokens,
+            "dropped": self.dropped,
+            **last,
+            **held,
+        }
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that is under way, from 1 on."""
+        ended = sum(end <= self.done for end in self.epoch_ends)
+        return min(ended + 1, len(self.epoch_ends))
+
+
+class FineTuning:
+    """One fine-tuning."""
+
+    def __init__(
+        self,
+        learner: AnyLearner,
+        sequences: Sequence[TokenSequence],
+        plan: SftPlan,
+        checkpoints: Checkpoints,
+        digest: bytes,
+        progress: SftProgress,
+    ) -> None:
+        """`digest` is that of all that the result follows from: a checkpoint must have the same.
+
+        Raises UsageError if a token id is not one of the model's.
+        """
+        highest = max(int(one.tokens.max()) for one in sequences)
+        if highest >= learner.vocabulary:
+            raise UsageError(
+                f"the tokenizer has the id {highest}, but the model has only "
+                f"{learner.vocabulary}: the folder's tokenizer.json is of another model"
+            )
+        self._learner = learner
+        self._sequences = sequences
+        self._plan = plan
+        self._updates = plan.updates
+        self._checkpoints = checkpoints
+        self._digest = digest
+        self._progress = progress
+        self._saved = -1
+
+    def resume(self, checkpoint: Checkpoint, state: Path) -> None:
+        """Continues from a checkpoint."""
+        self._learner.load(state)
+        self._progress.done = self._progress.continued = self._saved = checkpoint.version
+
+    def run(
+        self,
+        stopping: threading.Event,
+        cut: threading.Event,
+        every: int,
+        say: Callable[[str], None],
+    ) -> bool:
+        """Makes the updates that are left. Returns whether all are made now.
+
+        Stops before the next update if `stopping` is set, and within an update, which it then
+        drops, if `cut` is. Writes a checkpoint each `every` updates, and in the end. Raises
+        HeadraceError if an update can't be made.
+        """
+        progress = self._progress
+        try:
+            if not progress.held_out:
+                self._measure(cut)
+            while progress.done < len(self._updates) and not stopping.is_set():
+                self._update(cut, say)
+                if progress.done in progress.epoch_ends:
+                    self._measure(cut)
+                if progress.done - max(self._saved, 0) >= every:
+                    self.save()
+        except Stopped:
+            pass
+        self.save()
+        return progress.done == len(self._updates)
+
+    def save(self) -> None:
+        """Writes a checkpoint, if updates were made since the last one."""
+        done = self._progress.done
+        if done == self._saved:
+            return
+        checkpoint = Checkpoint(done, done, self._digest, self._learner.processes)
+        self._checkpoints.save(checkpoint, self._learner.save)
+        self._saved = done
+
+    def _update(self, cut: threading.Event, say: Callable[[str], None]) -> None:
+        progress = self._progress
+        number = progress.done + 1
+        batch = UpdateBatch([self._sequences[index] for index in self._updates[number - 1]])
+        try:
+            metrics = self._learner.train([batch], cut)
+        except UnusableBatch as error:
+            raise HeadraceError(
+                f"update {number} of {len(self._updates)} can't be made: {error}. Lower "
+                "--learning-rate, or look at the data"
+            ) from error
+        progress.losses.append(metrics["cross_entropy"])
+        progress.rate = metrics.get("learning_rate", 0.0)
+        progress.tokens += int(metrics["demonstrated_tokens"])
+        if dropped := int(metrics["dropped_samples"]):
+            progress.dropped += dropped
+            say(f"update {number} left out {dropped} sequences that do not fit into the memory")
+        progress.done = number
+
+    def _measure(self, cut: threading.Event) -> None:
+        if self._plan.held_out:
+            batch = UpdateBatch([self._sequences[index] for index in self._plan.held_out])
+            found = self._learner.cross_entropy(batch, cut)
+            self._progress.held_out.append((self._progress.done, found))

@@ -1,0 +1,151 @@
+"""A fine-tuning learns, can be stopped anywhere, and continues to the same weights."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.errors import HeadraceError, UsageError
+from headrace.schemas.recipe.policy import Lora, Policy
+from headrace.services.models.weights import ADAPTER, model_folder
+from headrace.services.operate.sft.fine_tuning import FineTuning, SftProgress
+from headrace.services.operate.sft.sft_job import (
+    SftJob,
+    SftSettings,
+    SftTarget,
+    find_checkpoint,
+    make_job,
+)
+from headrace.services.operate.sft.sft_model import write_model
+from headrace.services.operate.sft.sft_rows import read_row
+from headrace.services.operate.sft.sft_tokens import RowTokens
+from headrace.trainer.checkpoint import Checkpoints
+from headrace.trainer.learner import Learner
+from headrace.trainer.sequences import UpdateBatch
+
+FOLDER = model_folder("tiny-chat")
+
+
+def a_policy(**training: Any) -> Policy:
+    settings = {"device": "cpu", "demonstration_learning_rate": 2e-2, "epochs": 3, **training}
+    return Policy.model_validate({"model": "tiny-chat", "training": settings})
+
+
+def a_job(word: str = "yes", policy: Policy | None = None, **settings: Any) -> SftJob:
+    """Says a word, whatever is asked. Each update has about two rows."""
+    chosen = policy or a_policy()
+    tokens = RowTokens(FOLDER, chosen, 0)
+    rows = [{"prompt": f"{number}?", "completion": word} for number in range(10)]
+    sequences = [
+        tokens.sequence(read_row(row, "hermes"), number, f"row {number}")
+        for number, row in enumerate(rows)
+    ]
+    given = {"epochs": 2, "batch_tokens": 14, "held_out": 0.2, **settings}
+    return make_job("default", chosen, sequences, SftSettings(**given))
+
+
+class Trial:
+    """A learner and its fine-tuning."""
+
+    def __init__(self, folder: Path, job: SftJob) -> None:
+        self.learner = Learner(FOLDER, job.policy)
+        self.progress = SftProgress(len(job.plan.updates), job.plan.epoch_ends)
+        checkpoints = Checkpoints(folder, 2)
+        self.tuning = FineTuning(
+            self.learner, job.sequences, job.plan, checkpoints, job.digest, self.progress
+        )
+        self.stopping, self.cut = threading.Event(), threading.Event()
+        if (found := find_checkpoint(checkpoints, folder, job)) is not None:
+            self.tuning.resume(*found)
+
+    def run(self) -> bool:
+        return self.tuning.run(self.stopping, self.cut, 3, lambda line: None)
+
+    def stop_in(self, update: int, event: threading.Event) -> None:
+        """Sets an event as soon as an update begins."""
+        plain, begun = self.learner.train, []
+
+        def train(*arguments: Any) -> dict[str, float]:
+            begun.append(1)
+            if len(begun) == update:
+                event.set()
+            return plain(*arguments)
+
+        self.learner.train = train  # type: ignore[method-assign, assignment]
+
+
+def test_it_learns_and_measures_what_is_held_out(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, job := a_job())
+    assert trial.run()
+    progress = trial.progress
+    assert progress.losses[-1] < 0.5 * progress.losses[0]
+    assert [at for at, _ in progress.held_out] == [0, *job.plan.epoch_ends]
+    assert progress.held_out[-1][1] < 0.5 * progress.held_out[0][1]
+    assert progress.epoch == 2
+    assert progress.tokens == 2 * 8 * 4  # Each of 8 rows has a word of 3 letters and an end.
+    assert job.policy.training is not None
+    assert trial.progress.rate == pytest.approx(2e-2 / (len(job.plan.updates) + 1))
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_stopped_one_continues_to_the_same_weights(tmp_path: Path, at_once: bool) -> None:
+    whole = Trial(tmp_path / "whole", a_job())
+    assert whole.run()
+    first = Trial(tmp_path / "cut", a_job())
+    first.stop_in(5, first.cut if at_once else first.stopping)
+    assert not first.run()
+    assert first.progress.done == (4 if at_once else 5)
+    # The number of threads, for example, may change in between.
+    again = Trial(tmp_path / "cut", a_job(policy=a_policy(max_tokens=4096)))
+    assert again.progress.continued == first.progress.done
+    assert again.run()
+    assert again.learner.weights() == whole.learner.weights()
+    assert first.progress.losses + again.progress.losses == whole.progress.losses
+
+
+def test_checkpoints_of_other_data_are_not_continued(tmp_path: Path) -> None:
+    Trial(tmp_path, a_job()).run()
+    for other in (a_job("no"), a_job(seed=1), a_job(learning_rate=1e-5)):
+        with pytest.raises(UsageError, match="--restart"):
+            Trial(tmp_path, other)
+
+
+def test_an_update_that_diverges_ends_it(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, a_job())
+    for parameter in trial.learner._parameters:
+        parameter.data.fill_(float("nan"))
+    with pytest.raises(HeadraceError, match="update 1 of 8 can't be made"):
+        trial.run()
+
+
+def test_a_tokenizer_of_another_model_is_noticed(tmp_path: Path) -> None:
+    job = a_job()
+    job.sequences[0].tokens[0] = 300
+    with pytest.raises(UsageError, match="the id 300, but the model has only 262"):
+        Trial(tmp_path, job)
+
+
+def test_a_warmup_must_end() -> None:
+    with pytest.raises(UsageError, match="--warmup 99 do not fit 8 updates"):
+        a_job(warmup=99)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_an_adapter_is_version_0_of_a_run_from_the_folder(tmp_path: Path, merge: bool) -> None:
+    policy = a_policy().model_copy(update={"lora": Lora(rank=2)})
+    trial = Trial(tmp_path / "checkpoints", job := a_job(policy=policy))
+    assert trial.run()
+    weights = trial.learner.weights()
+    target = SftTarget(tmp_path / "made", merge=merge, force=False)
+    facts = write_model(job, weights, trial.learner.base, 8, trial.progress.facts(), target)
+    assert facts["fine_tuning"]["updates"] == 8
+    assert "namespace" not in facts
+    started = Learner(target.folder, policy)
+    assert (target.folder / ADAPTER).exists() == (not merge)
+    assert (started.weights() == weights) == (not merge)
+    everything = UpdateBatch(job.sequences)
+    before = trial.learner.cross_entropy(everything)
+    assert started.cross_entropy(everything) == pytest.approx(before, abs=1e-4)
