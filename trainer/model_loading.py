@@ -19,7 +19,7 @@ from headrace.errors import BlobError, UsageError
 from headrace.schemas.recipe.policy import Lora, Policy
 from headrace.services.models.attention import FLOAT32_ATTENTION
 from headrace.services.models.lora import adapter_tensors, attach, base_tensors, start
-from headrace.services.models.torch_models import DTYPES, overwrite, read_config
+from headrace.services.models.torch_models import DTYPES, overwrite, pick_device, read_config
 from headrace.services.models.weights import ADAPTER, weights_digest
 from headrace.trainer.forward.activation_checkpointing import checkpoint_layers
 
@@ -128,16 +128,20 @@ def _read_adapter(model: Any, path: Path) -> None:
 def load_policy(folder: Path, policy: Policy) -> tuple[Any, FrozenBase | None]:
     """Loads version 0 of a policy: its model, and its frozen base if it has an adapter.
 
-    Attention is computed as the torch engine does it, or else as is fastest. Raises UsageError if
-    the folder or the recipe's settings can't be used.
+    Raises UsageError if the folder or the recipe's settings can't be used.
     """
-    attention = FLOAT32_ATTENTION if policy.engine.use == "torch" else "sdpa"
-    model = load_model(folder, policy.seed, attention)
+    model = load_model(folder, policy.seed, _attention(policy))
     if policy.training is not None and policy.training.activation_checkpointing:
         checkpoint_layers(model)
     if policy.lora is None:
         return model, None
     return model, add_adapter(model, folder, policy.lora, policy.seed, DTYPES[policy.dtype])
+
+
+def _attention(policy: Policy) -> str:
+    """As the policy's engine computes it: the torch engine, and vLLM on a CPU, do so in float32."""
+    on_cpu = policy.training is not None and pick_device(policy.training.device).type == "cpu"
+    return FLOAT32_ATTENTION if on_cpu or policy.engine.use == "torch" else "sdpa"
 
 
 def initial_weights(folder: Path, policy: Policy) -> bytes:

@@ -3,7 +3,8 @@
 It runs the real `WholeCore` and `BatchAssembler` in virtual time, with episodes of log-normal
 length and a trainer that takes a fixed time. It needs no Kafka. For each recipe it prints how full
 the batches are, how many samples go stale, whether long episodes are trained on as often as short
-ones, and the rate beside that of the same loop in which a batch never waits for a live group.
+ones, and the rate beside that of the same loop in which a batch never waits for a live group: it
+waits without limit until it is full, and for nothing else.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import heapq
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
-from itertools import count, product
+from itertools import count
 
 from headrace.schemas.events import (
     BatchAssembled,
@@ -31,17 +32,17 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.inference.serving import LOAD_WAIT_S
 from headrace.services.namespace.cluster_config import read_recipe
 from headrace.stream_jobs.batches import BatchAssembler
-from tests.bench.loop_world import LoopResult, World
+from tests.bench.loop_world import KEPT, MEDIANS_S, SIGMAS, LoopResult, Sweep, World
 from tests.bench.report import Figure, print_figures
 from tests.whole_core import WholeCore
 
 POLICY = "default"
-RECIPES = ("quickstart", "frozen-lake-maps", "reasoning-gym", "qwen3-0-6b-vllm", "mini-swe")
-MEDIANS_S = (5.0, 20.0, 120.0, 300.0)
-SIGMAS = (0.3, 0.6, 0.9, 1.2)
-KEPT = (1.0, 0.4, 0.2)
+RECIPES = (
+    "quickstart", "frozen-lake-maps", "reasoning-gym", "qwen3-0-6b-vllm", "mini-swe",
+    "openai-agent", "qwen3-8b-8xgpu",
+)  # fmt: skip
+"""All that ship and train a policy."""
 BEGAN_S = 1_000_000.0
-TASKS_OF_BATCHES = 40
 LIMIT_MEDIANS = 10
 """After so many medians a limit of turns or tokens ends an episode."""
 DEADLINE_MEDIANS = 30
@@ -287,23 +288,12 @@ def compare(recipe: Recipe, world: World) -> tuple[LoopResult, LoopResult]:
     return patient, Loop(changed(recipe, straggler_wait_s=0), world).run()
 
 
-def measure(
-    name: str, recipe: Recipe, seeds: int, hung: float, long: float, load: float
-) -> Iterator[Figure]:
-    """Yields the worst figures over all worlds of a median length.
-
-    `hung` is the share of attempts that hang, `long` that of tasks that take LONGER times as long,
-    and `load` how many medians engines take to load.
-    """
+def measure(name: str, recipe: Recipe, sweep: Sweep) -> Iterator[Figure]:
+    """Yields the worst figures over all worlds of a median length."""
     groups = recipe.policies[POLICY].batches.groups
-    for median_s in MEDIANS_S:
+    for median_s in sweep.medians_s:
         rows = []
-        for sigma, kept, seed in product(SIGMAS, KEPT, range(seeds)):
-            tasks = int(TASKS_OF_BATCHES * groups / kept)
-            world = World(
-                median_s, sigma, kept, median_s / 10, deaths=0.02, hung=hung,
-                long=long, load_s=load * median_s, tasks=tasks, seed=seed,
-            )  # fmt: skip
+        for world in sweep.worlds(median_s, groups):
             result, impatient = compare(recipe, world)
             rows.append(
                 (
@@ -328,24 +318,25 @@ def main() -> None:
     """Prints a table for each recipe that is named, by default for those that ship."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.closed_loop", description=__doc__)
     parser.add_argument("recipes", nargs="*", default=RECIPES, metavar="RECIPE")
-    parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--medians", type=float, nargs="+", default=MEDIANS_S, metavar="SECONDS")
+    parser.add_argument("--sigmas", type=float, nargs="+", default=SIGMAS, metavar="SIGMA")
+    parser.add_argument("--kept", type=float, nargs="+", default=KEPT, metavar="SHARE")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--batches", type=int, default=40, help="that the tasks fill")
     parser.add_argument("--hung", type=float, default=0.0, help="share of attempts that hang")
     parser.add_argument("--long", type=float, default=0.0, help="share of tasks 10 times as long")
     parser.add_argument("--load", type=float, default=0.0, help="medians that engines load for")
     options = parser.parse_args()
+    sweep = Sweep(
+        options.medians, options.sigmas, options.kept, options.seeds, options.batches,
+        options.hung, options.long, options.load,
+    )  # fmt: skip
     print_figures(
         [
             figure
             for name in options.recipes
-            for figure in measure(
-                name,
-                read_recipe(name, tuple(options.set)),
-                options.seeds,
-                options.hung,
-                options.long,
-                options.load,
-            )
+            for figure in measure(name, read_recipe(name, tuple(options.set)), sweep)
         ]
     )
 

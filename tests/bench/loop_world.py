@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 
+MEDIANS_S = (5.0, 20.0, 120.0, 300.0)
+SIGMAS = (0.3, 0.6, 0.9, 1.2)
+KEPT = (1.0, 0.4, 0.2)
 LONGER = 10.0
 """How many times as long the attempts at a long task take."""
 
@@ -37,6 +41,33 @@ class World:
     def longest_s(self) -> float:
         """Median length of an attempt at the longest tasks."""
         return self.median_s * (LONGER if self.long else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Which worlds each recipe meets."""
+
+    medians_s: Sequence[float] = MEDIANS_S
+    sigmas: Sequence[float] = SIGMAS
+    kept: Sequence[float] = KEPT
+    seeds: int = 1
+    batches: int = 40
+    """As many tasks as fill so many batches."""
+    hung: float = 0.0
+    """The share of attempts that hang."""
+    long: float = 0.0
+    """The share of tasks that take LONGER times as long."""
+    load: float = 0.0
+    """How many medians engines take to load."""
+
+    def worlds(self, median_s: float, groups: int) -> Iterator[World]:
+        """Yields the worlds with a median length, for batches of so many groups."""
+        for sigma, kept, seed in product(self.sigmas, self.kept, range(self.seeds)):
+            yield World(
+                median_s, sigma, kept, median_s / 10, deaths=0.02, hung=self.hung,
+                long=self.long, load_s=self.load * median_s,
+                tasks=int(self.batches * groups / kept), seed=seed,
+            )  # fmt: skip
 
 
 @dataclass

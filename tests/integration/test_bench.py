@@ -9,6 +9,7 @@ import pytest
 
 from headrace.infra.local import LocalStack
 from headrace.services.namespace.cluster_config import ClusterConfig
+from tests.bench.head import measure_head
 from tests.bench.report import machine
 from tests.bench.trajectories import durable_trajectories
 from tests.bench.weights import measure
@@ -38,3 +39,10 @@ def test_deltas_are_received_bit_by_bit() -> None:
         "delta at learning rate 5e-06",
     ]
     assert all(figure.value.endswith("times smaller") for figure in figures[::3])
+
+
+def test_the_head_in_chunks_has_the_gradients_of_one_softmax() -> None:
+    memory, difference, cpu = measure_head(tokens=64, vocabulary=600_000, width=16, rounds=1)
+    assert float(memory.value.split()[0]) < 3.0 < float(memory.note.split()[3].rstrip(";"))
+    assert float(difference.value) < 1e-5
+    assert float(cpu.value) > 0

@@ -54,8 +54,19 @@ def vllm_arguments(setup: EngineSetup, options: VllmOptions) -> dict[str, Any]:
         raise UsageError(
             f"the vllm engine's option `arguments`: Headrace sets {', '.join(taken)} itself"
         )
-    defaults = {"enforce_eager": True, "kv_cache_memory_bytes": CPU_KV_BYTES} if cpu else {}
-    return {**defaults, **options.arguments, **ours, **_adapting(setup)}
+    return {**(_cpu_defaults() if cpu else {}), **options.arguments, **ours, **_adapting(setup)}
+
+
+def _cpu_defaults() -> dict[str, Any]:
+    """What the CPU build runs with unless the recipe says something else."""
+    # Imported here: the import replaces the norms. On a GPU that was not compared.
+    from headrace.services.inference.engines.vllm_norm import NATIVE_OPS
+
+    return {
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": CPU_KV_BYTES,
+        "compilation_config": NATIVE_OPS,
+    }
 
 
 def _adapting(setup: EngineSetup) -> dict[str, Any]:

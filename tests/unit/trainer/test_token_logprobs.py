@@ -16,8 +16,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from headrace.errors import UsageError
 from headrace.services.models.lora import adapter_tensors, attach
 from headrace.services.models.output_head import ChosenHidden, Head
-from headrace.trainer.collate import Inputs, collate
+from headrace.trainer.collate import collate
 from headrace.trainer.forward.token_logprobs import token_logprobs
+from tests.bench.head import one_softmax as plain
 from tests.unit.trainer.test_learner import ACTIONS, OPEN, learner, sequence
 
 VOCABULARY = 258
@@ -28,16 +29,6 @@ LOGITS = Head(torch.clone, VOCABULARY)
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def plain(logits: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-    """The same numbers from whole tensors [N, V], by torch's own gradients."""
-    scores = logits.float() / inputs.temperature
-    if inputs.allowed is not None:
-        scores = scores.masked_fill(~inputs.allowed[inputs.allowed_set], -torch.inf)
-    logprobs = scores.log_softmax(-1)
-    entropies = -(logprobs.exp() * logprobs.clamp(min=-1e9)).sum(-1)
-    return logprobs.gather(1, inputs.targets.unsqueeze(1)).squeeze(1), entropies
 
 
 def loss_of(pair: tuple[Tensor, Tensor]) -> Tensor:
