@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from headrace.errors import UsageError
@@ -42,6 +42,7 @@ def check_agent(
     blocked_s: float = 0.5,
     connects: bool = False,
     rules: Collection[str] = (),
+    say: Callable[[str], None] = lambda _: None,
 ) -> ConformanceReport:
     """Tries an agent as a recipe names it, with an environment and policies that follow a script.
 
@@ -83,4 +84,4 @@ def check_agent(
         blocked_s,
         connects,
     )
-    return check_rules("agent", use, chosen(agent_rules(trial), rules))
+    return check_rules("agent", use, chosen(agent_rules(trial), rules), say=say)

@@ -9,6 +9,7 @@ from headrace.services.operate.conformance.command_options import (
     conformance_options,
     payload_option,
 )
+from headrace.services.operate.options import say
 
 
 @click.command()
@@ -92,5 +93,6 @@ def agent(
         blocked_s=blocked_s,
         connects=connects,
         rules=rules,
+        say=say,
     )
     finish(report, as_json)
