@@ -9,6 +9,7 @@ import click
 
 from headrace.services.base.redactor import redact_output
 from headrace.services.operate.cli import run_command
+from headrace.services.operate.conformance.agent.command import agent
 from headrace.services.operate.conformance.engine.command import engine
 from headrace.services.operate.conformance.environment.command import environment
 from headrace.services.operate.conformance.trainer.command import trainer
@@ -27,7 +28,7 @@ def conformance() -> None:
     redact_output()
 
 
-KINDS = (engine, trainer, environment)
+KINDS = (engine, trainer, environment, agent)
 for kind in KINDS:
     conformance.add_command(kind)
 

@@ -5,7 +5,7 @@ servers listen on 127.0.0.1 only.
 """
 
 from headrace.infra.local.detached import Cancelled
-from headrace.infra.local.security.stack_secrets import require_valid
+from headrace.infra.local.security.stack_secrets import require_valid, secure_roles
 from headrace.infra.local.stack import LocalStack, down, find, hold, up
 
-__all__ = ["Cancelled", "LocalStack", "down", "find", "hold", "require_valid", "up"]
+__all__ = ["Cancelled", "LocalStack", "down", "find", "hold", "require_valid", "secure_roles", "up"]

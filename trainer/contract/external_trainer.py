@@ -108,7 +108,9 @@ class ExternalTrainer:
         due = self.version if not begun else self._number(prepared)
         if version != due:
             raise UsageError(f"version {version} can't be published now: {self._expected()}")
-        before = self._weights or await asyncio.to_thread(self._published)
+        before: bytes | Path | None = self._weights
+        if not begun:
+            before = await asyncio.to_thread(self._published)
         await asyncio.to_thread(check_layout, packed, self._dtype, before)
         self._weights = packed
         if prepared is None:

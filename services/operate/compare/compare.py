@@ -59,7 +59,7 @@ async def compare(
     for run, found_versions in zip(runs, versions, strict=True):
         say(f"evaluating version {version} of {run.namespace}")
         players = choose_players(newest, found_versions, name, version)
-        measured = await evaluate_versions(first, located.open_blobs(None), players, quiet=False)
+        measured = await evaluate_versions(first, located, players, quiet=False)
         for one in measured.of(name).values():
             comparison.evaluations[run.namespace] = one
     return comparison

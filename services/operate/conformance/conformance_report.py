@@ -130,12 +130,13 @@ def check_rules(
     plug_in: str,
     rules: Sequence[Rule],
     close: Callable[[], Coroutine[Any, Any, None]] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> ConformanceReport:
     """Tries the rules in their order, in one asyncio loop that no blocking call can stop.
 
     A rule that takes longer than its `limit_s` is cancelled and broken. If it can't be cancelled
     because the plug-in blocks the loop, the rules after it are not checked. `close` ends what all
-    rules shared. Blocks.
+    rules shared. `say` gets a line before each rule, because a rule may take minutes. Blocks.
     """
     loop = asyncio.new_event_loop()
     running = in_daemon_thread(partial(_serve, loop), f"conformance-{kind}")
@@ -145,6 +146,7 @@ def check_rules(
         if blocked:
             findings.append(RuleFinding(rule.name, "not checked", rule.expected, blocked, "", 0.0))
             continue
+        say(f"trying {rule.name}")
         finding, ended = _try(loop, running, rule)
         findings.append(finding)
         if not ended:

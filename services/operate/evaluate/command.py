@@ -46,7 +46,8 @@ def evaluate(
     The tasks are those of RECIPE's `evaluation` table. avg@k is the mean reward of k samples per
     task. pass@k is the chance that at least one of k samples passes. Both have 95 % intervals. The
     weights come from a run, which may be paused or have ended. The evaluation itself uses a
-    temporary local stack and leaves nothing behind. With --version, a policy that the run does not
+    temporary local stack and leaves nothing behind. That stack is secure if the state folder's
+    own one is. With --version, a policy that the run does not
     train keeps its only version. Exits with code 1 if no sample counts.
 
     \b

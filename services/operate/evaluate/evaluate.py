@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.errors import Interrupted, UsageError
+from headrace.infra import local
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Evaluation, Recipe
-from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.operate.evaluation import Evaluations
 from headrace.services.operate.find_versions import find_versions, pick
@@ -59,20 +59,24 @@ async def evaluate(
         say = say_unless(quiet)
         found = await find_versions(cluster, version, say, whole_run=True)
         versions = {name: pick(found, name, version) for name in found}
-        return await evaluate_versions(recipe, cluster.open_blobs(None), versions, quiet=quiet)
+        return await evaluate_versions(recipe, cluster, versions, quiet=quiet)
     if len(recipe.policies) > 1:
         raise UsageError(
             f"--weights is the model of one policy, but {recipe.name} has "
             f"{len(recipe.policies)}: leave it out, or use a recipe with one policy"
         )
     models = dict.fromkeys(recipe.policies, str(weights.absolute()))
-    return await _evaluate_models(recipe, models, quiet=quiet)
+    return await _evaluate_models(recipe, models, cluster, quiet=quiet)
 
 
 async def evaluate_versions(
-    recipe: Recipe, blobs: BlobStore, versions: Mapping[str, RunVersion], *, quiet: bool
+    recipe: Recipe, cluster: ClusterConfig, versions: Mapping[str, RunVersion], *, quiet: bool
 ) -> Evaluations:
-    """Evaluates one version of each policy. Raises BlobError if weights are gone."""
+    """Evaluates one version of each policy, with the weights of the cluster's blob store.
+
+    Raises BlobError if weights are gone.
+    """
+    blobs = cluster.open_blobs(None)
     with tempfile.TemporaryDirectory(prefix="headrace-evaluate-") as name:
         folder, models = Path(name), {}
         for policy, version in versions.items():
@@ -81,17 +85,26 @@ async def evaluate_versions(
             writer = VersionWriter(version, blobs, folder / f"scratch.{policy}")
             await asyncio.to_thread(writer.write, made, "trainer")
             models[policy] = str(made)
-        return await _evaluate_models(recipe, models, quiet=quiet)
+        return await _evaluate_models(recipe, models, cluster, quiet=quiet)
 
 
 async def _evaluate_models(
-    recipe: Recipe, models: Mapping[str, str], *, quiet: bool
+    recipe: Recipe, models: Mapping[str, str], cluster: ClusterConfig, *, quiet: bool
 ) -> Evaluations:
-    """Runs the evaluation and deletes everything that it wrote, also if it fails."""
+    """Runs the evaluation and deletes everything that it wrote, also if it fails.
+
+    If the local stack of the cluster's state folder is secure, the temporary one is secure, too.
+    """
+    roles = local.secure_roles(cluster.state)
     derived = evaluation_recipe(recipe, models)
     with tempfile.TemporaryDirectory(prefix="headrace-evaluate-") as name:
         temporary = ClusterConfig(state=Path(name), namespace=recipe.name)
-        run = LocalRun(derived, temporary, quiet=quiet, on_interrupt="stopping the evaluation")
+        run = LocalRun(
+            *(derived, temporary),
+            quiet=quiet,
+            on_interrupt="stopping the evaluation",
+            roles=roles,
+        )
         await run.execute()
         if run.interrupted.is_set():
             raise Interrupted("interrupted before the evaluation was complete")

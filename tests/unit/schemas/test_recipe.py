@@ -310,7 +310,9 @@ def test_items_that_no_statistics_can_choose_are_refused(
 def test_one_worker_announces_versions_to_a_server(workers: dict[str, Any]) -> None:
     """Of two, each would give tokens the version that it was told itself."""
     options = {"url": "http://127.0.0.1:1/v1", "served_model": "m", "weights_url": "http://w"}
-    policy = {"model": "tiny-llama", "engine": {"use": "openai", "options": options}}
+    policy: dict[str, Any] = {
+        "model": "tiny-llama", "engine": {"use": "openai", "options": options},
+    }  # fmt: skip
     tree = {"name": "r", "policies": {"default": policy}, "workers": workers}
     with pytest.raises(ValueError, match=r"policies\.default\.engine: 2 workers would announce"):
         Recipe.model_validate(tree)

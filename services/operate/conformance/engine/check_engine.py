@@ -37,6 +37,7 @@ def check_engine(
     deterministic: bool = False,
     rules: Collection[str] = (),
     engine: Callable[[EngineSetup], Engine] | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> ConformanceReport:
     """Tries an engine with a recipe's `model`. Blocks, for seconds or minutes.
 
@@ -45,6 +46,7 @@ def check_engine(
     """
     make: Callable[[EngineSetup], Engine] = engine or load("engine", use, BUILTIN)
     with TemporaryDirectory(prefix="headrace-conformance-") as scratch:
+        say("making two versions of the model, which imports torch")
         tried = make_trial_model(model, Path(scratch), dtype)
         setup = EngineSetup(tried.folder, SLOTS, device=device, dtype=dtype, options=options)
         trial = EngineTrial(
@@ -55,4 +57,5 @@ def check_engine(
             frozen,
             deterministic,
         )
-        return check_rules("engine", use, chosen([*answer_rules(trial), *swap_rules(trial)], rules))
+        wanted = chosen([*answer_rules(trial), *swap_rules(trial)], rules)
+        return check_rules("engine", use, wanted, say=say)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from headrace.services.operate.conformance.command_options import conformance_options
+from headrace.services.operate.options import say
 
 
 @click.command()
@@ -67,5 +68,6 @@ def engine(
         frozen=frozen,
         deterministic=deterministic,
         rules=rules,
+        say=say,
     )
     finish(report, as_json)

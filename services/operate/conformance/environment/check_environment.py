@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from headrace.schemas.recipe.read_recipe import parse_recipe
@@ -37,6 +37,7 @@ def check_environment(
     persistent: bool = False,
     score: Mapping[str, Any] | None = None,
     rules: Collection[str] = (),
+    say: Callable[[str], None] = lambda _: None,
 ) -> ConformanceReport:
     """Tries an environment as a recipe names it. Blocks, for seconds or minutes.
 
@@ -57,7 +58,7 @@ def check_environment(
         setup, payload or {}, actions, steps, call_s, blocked_s, persistent, score
     )
     wanted = chosen([*observation_rules(trial), *life_rules(trial)], rules)
-    return check_rules("environment", use, wanted, setup.close_pool)
+    return check_rules("environment", use, wanted, setup.close_pool, say=say)
 
 
 async def _drop(event: object) -> None:

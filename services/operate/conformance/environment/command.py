@@ -9,6 +9,7 @@ from headrace.services.operate.conformance.command_options import (
     conformance_options,
     payload_option,
 )
+from headrace.services.operate.options import say
 
 
 @click.command()
@@ -81,5 +82,6 @@ def environment(
         persistent=persistent,
         score=None if score is None else json_object("--score", score),
         rules=rules,
+        say=say,
     )
     finish(report, as_json)

@@ -103,6 +103,7 @@ def test_the_command_prints_rules_and_exits_with_their_verdict() -> None:
     tried = _run("engine", "scripted", "--option", "tokens=[3, 5]", "--json", *names)
     assert tried.returncode == 1, tried.stderr
     assert [one["verdict"] for one in json.loads(tried.stdout)["rules"]] == ["pass", "fail"]
+    assert "trying logprobs_are_right" in tried.stderr.splitlines()
     wrong = _run("engine", "nothing")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "no engine 'nothing'" in wrong.stderr

@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
 from headrace.schemas.recipe.read_recipe import parse_recipe
-from headrace.services.operate.evaluate.evaluate import evaluation_recipe
+from headrace.services.namespace.cluster_config import ClusterConfig
+from headrace.services.operate.evaluate import evaluate as evaluating
+from headrace.services.operate.evaluate.evaluate import evaluate, evaluation_recipe
 from headrace.services.operate.run.children import services_of
 from headrace.services.tasks.data_sets import items_by_epoch
 
@@ -25,3 +35,23 @@ def test_an_evaluation_runs_the_first_items_once_and_trains_nothing() -> None:
     items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
     assert [item.item_id for _, _, item in items] == ["0", "1", "2", "3", "4"]
     assert not {"evaluation", "assemble-batches"} & set(services_of(derived))
+
+
+@pytest.mark.parametrize("roles", [(), ("agent", "env")])
+def test_the_temporary_stack_is_as_secure_as_the_folders_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roles: Sequence[str]
+) -> None:
+    if roles:
+        (tmp_path / "stack-roles.json").write_text(json.dumps(roles))
+
+    class Started(Exception):
+        pass
+
+    def start(*_: Any, roles: Sequence[str], **__: Any) -> None:
+        raise Started(*roles)
+
+    monkeypatch.setattr(evaluating, "LocalRun", start)
+    recipe = parse_recipe({"name": "r", "policies": {"default": {"model": "tiny-llama"}}}, "test")
+    with pytest.raises(Started) as started:
+        asyncio.run(evaluate(recipe, ClusterConfig(state=tmp_path), None, tmp_path, quiet=True))
+    assert started.value.args == tuple(roles)

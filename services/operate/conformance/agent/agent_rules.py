@@ -1,0 +1,225 @@
+"""Rules for agents: what they ask for, how they end, and what they leave alone."""
+
+from __future__ import annotations
+
+import asyncio
+from math import isfinite
+
+from headrace.services.agent.episode_run import AGENT_CLOSE_S, EpisodeRun
+from headrace.services.operate.conformance.agent.agent_trial import (
+    AgentTrial,
+    require_same_requests,
+)
+from headrace.services.operate.conformance.agent.outside_calls import outside_calls
+from headrace.services.operate.conformance.agent.scripted_episode import FAILURE
+from headrace.services.operate.conformance.conformance_report import NotChecked, Rule, require
+from headrace.services.operate.conformance.traces import Leftovers, require_free_loop
+
+DEADLINE_S = 1
+"""The deadline of an episode in which nobody answers."""
+LATE_S = AGENT_CLOSE_S + 1.0
+"""Seconds after a cancellation or a deadline at which the episode must be over."""
+MOST_CUTS = 6
+"""Most crashes that are tried, each at another request."""
+ENDLESS = 1_000_000
+
+
+def agent_rules(trial: AgentTrial) -> list[Rule]:
+    """Returns the rules, in the order in which they are tried."""
+    checks = _AgentChecks(trial)
+    return [
+        Rule(
+            "plays_an_episode", "The episode is finished when the environment is done.",
+            "Return from the coroutine when observation.done is true. Raise nothing, and await "
+            "each request.",
+            checks.plays_an_episode,
+        ),
+        Rule(
+            "asks_a_policy", "The agent asks a policy at least once.",
+            "Call episode.generate or episode.chat: otherwise nothing is learned.",
+            checks.asks_a_policy,
+        ),
+        Rule(
+            "rewards_are_finite", "Rewards and metrics are finite numbers.",
+            "Set episode.reward, episode.rewards and episode.metrics to finite numbers.",
+            checks.rewards_are_finite,
+        ),
+        Rule(
+            "repeats_its_requests", "With the same answers it asks for the same things.",
+            "Use episode.random for random numbers, and no clock. Keep no state outside of the "
+            "coroutine.",
+            checks.repeats_its_requests,
+        ),
+        Rule(
+            "continues_after_a_crash", "With recorded answers it goes on where they end.",
+            "Use episode.gather for requests at the same time, never asyncio.gather.",
+            checks.continues_after_a_crash, limit_s=120,
+        ),
+        Rule(
+            "episodes_are_apart", "Two episodes at the same time do not change each other.",
+            "Keep what belongs to an episode in local variables, not in the class or the module.",
+            checks.episodes_are_apart,
+        ),
+        Rule(
+            "stops_at_its_limit", "At the limit of turns the episode ends.",
+            "Do not catch BaseException, or raise it again: a limit passes through the agent.",
+            checks.stops_at_its_limit,
+        ),
+        Rule(
+            "passes_failures_on", "A failure of the environment ends the attempt.",
+            "Do not catch BaseException, or raise it again: a failure passes through the agent.",
+            checks.passes_failures_on,
+        ),
+        Rule(
+            "ends_when_cancelled", "It ends in time when its task is cancelled.",
+            "Let asyncio.CancelledError pass, and start no asyncio task that outlives it.",
+            checks.ends_when_cancelled,
+        ),
+        Rule(
+            "ends_at_its_deadline", "It ends in time at its deadline.",
+            "Let asyncio.CancelledError pass, and start no asyncio task that outlives it.",
+            checks.ends_at_its_deadline,
+        ),
+        Rule(
+            "blocks_no_loop", "It does not block the asyncio loop.",
+            "Do not compute or wait in the agent: all episodes of a worker wait meanwhile.",
+            checks.blocks_no_loop,
+        ),
+        Rule(
+            "stays_inside", "It connects to nothing and starts no program.",
+            "Move the call into the environment or into a judge, so that its answer is recorded. "
+            "If no request depends on it, give --connects.",
+            checks.stays_inside,
+        ),
+        Rule(
+            "leaves_nothing", "After the episode no process and no asyncio task is left.",
+            "End what you start before the coroutine returns.",
+            checks.leaves_nothing,
+        ),
+    ]  # fmt: skip
+
+
+class _AgentChecks:
+    """The checks of `agent_rules`."""
+
+    def __init__(self, trial: AgentTrial) -> None:
+        self._trial = trial
+
+    async def plays_an_episode(self) -> None:
+        await self._trial.played()
+
+    async def asks_a_policy(self) -> None:
+        played = await self._trial.played()
+        asked = [one for one in played.requests.values() if one.startswith("asks ")]
+        require(bool(asked), "it asked no policy")
+
+    async def rewards_are_finite(self) -> None:
+        played = (await self._trial.played()).trajectory
+        assert played is not None, "the agent asked for something"
+        values = {"reward": played.reward or 0.0, **played.rewards, **played.metrics}
+        for name, value in values.items():
+            require(isfinite(value), f"{name} is {value}")
+
+    async def repeats_its_requests(self) -> None:
+        self._trial.require_replayable()
+        one, other = await self._trial.played(), await self._trial.played()
+        require_same_requests(one.requests, other.requests, "two episodes with the same answers")
+
+    async def continues_after_a_crash(self) -> None:
+        self._trial.require_replayable()
+        whole = await self._trial.played()
+        calls = list(whole.answers)
+        for number in range(0, len(calls), max(1, len(calls) // MOST_CUTS)):
+            recorded = {call: whole.answers[call] for call in calls[: number + 1]}
+            again = await self._trial.played(self._trial.episode(recorded=recorded))
+            require(
+                again.attempts == 1,
+                f"with {len(recorded)} recorded answers it asked for something else than before",
+            )
+            left = {k: v for k, v in whole.requests.items() if k not in recorded}
+            require_same_requests(left, again.requests, "an episode before and after a crash")
+            assert whole.outcome is not None
+            assert again.outcome is not None
+            first, then = whole.outcome.reward, again.outcome.reward
+            require(first == then, f"the reward was {first} and then {then}")
+
+    async def episodes_are_apart(self) -> None:
+        self._trial.require_replayable()
+        alone = await self._trial.played()
+        together = await asyncio.gather(*(self._trial.played() for _ in range(3)))
+        for one in together:
+            require_same_requests(
+                alone.requests, one.requests, "an episode alone and one beside others"
+            )
+
+    async def stops_at_its_limit(self) -> None:
+        endless = self._trial.changed(steps=ENDLESS)
+        free = self._trial.episode(endless, max_turns=3)
+        ending = await self._trial.ended(free)
+        asked = sum(one.startswith("asks ") for one in free.requests.values())
+        if asked < 2:
+            raise NotChecked("it asks a policy only once in an episode")
+        require(ending in ("turn_limit", "finished"), f"the episode ended as {ending!r}")
+        limited = self._trial.episode(endless, max_turns=1)
+        ending = await self._trial.ended(limited)
+        require(
+            ending == "turn_limit",
+            f"with one turn left it went on after the limit, and the episode ended as {ending!r}",
+        )
+
+    async def passes_failures_on(self) -> None:
+        episode = self._trial.episode(self._trial.changed(fails=True))
+        ending = await self._trial.ended(episode)
+        if all(one.startswith("asks ") for one in episode.requests.values()):
+            raise NotChecked("it has no environment")
+        assert episode.outcome is not None
+        failure = episode.outcome.failure
+        require(
+            failure is not None and failure.code == FAILURE,
+            f"the environment failed, and the episode ended as {ending!r}",
+        )
+
+    async def ends_when_cancelled(self) -> None:
+        before = Leftovers()
+        episode = self._trial.episode(self._trial.changed(silent=True))
+        cancelled_at: list[float] = []
+        loop = asyncio.get_running_loop()
+
+        async def cancel(run: EpisodeRun) -> None:
+            await episode.asked.wait()
+            cancelled_at.append(loop.time())
+            run.cancel("the kit cancels it")
+
+        ending = await self._trial.ended(episode, cancel)
+        require(ending == "cancelled", f"the episode ended as {ending!r}")
+        took_s = loop.time() - cancelled_at[0]
+        require(took_s <= LATE_S, f"it took {took_s:.1f} s; {LATE_S:g} s are allowed")
+        await before.require_none("after it was cancelled")
+
+    async def ends_at_its_deadline(self) -> None:
+        before = Leftovers()
+        silent = self._trial.changed(silent=True)
+        episode = self._trial.episode(silent, deadline_s=DEADLINE_S)
+        ending = await self._trial.ended(episode)
+        require(ending == "deadline", f"the episode ended as {ending!r}")
+        most = DEADLINE_S + LATE_S
+        require(episode.seconds <= most, f"it took {episode.seconds:.1f} s; {most:g} s are allowed")
+        await before.require_none("after its deadline")
+
+    async def blocks_no_loop(self) -> None:
+        await self._trial.played()  # Imports may take long once.
+        await require_free_loop(self._trial.played, self._trial.blocked_s)
+
+    async def stays_inside(self) -> None:
+        if self._trial.connects:
+            raise NotChecked("it may connect (--connects)")
+        await self._trial.played()
+        with outside_calls() as found:
+            await self._trial.played()
+        require(not found, f"it did this by itself: {'; '.join(found[:3])}")
+
+    async def leaves_nothing(self) -> None:
+        await self._trial.played()
+        before = Leftovers()
+        await self._trial.played()
+        await before.require_none("after the episode")
