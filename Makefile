@@ -108,7 +108,7 @@ sbom: $(SYNCED)  ## write dist/sbom.cdx.json and dist/requirements.txt, from the
 	@mkdir -p $(DIST)
 	@$(EXPORT) --format cyclonedx1.5 --output-file $(DIST)/sbom.cdx.json >/dev/null
 	@$(EXPORT) --no-emit-project --format requirements.txt --output-file $(DIST)/requirements.txt >/dev/null
-	@echo "$(DIST)/sbom.cdx.json: CycloneDX 1.5. $(DIST)/requirements.txt: for pip install --require-hashes"
+	@echo "$(DIST)/sbom.cdx.json: CycloneDX 1.5. $(DIST)/requirements.txt: for pip install --no-deps --require-hashes"
 
 # Without --strict it would succeed if PyPI can't be reached, and nothing was audited.
 audit: sbom  ## ask PyPI for known vulnerabilities of the locked packages

@@ -28,5 +28,5 @@ def test_go_judges_and_reads(tmp_path: Path, local_stack: local.LocalStack, name
         check=True,
         timeout=BUILD_S,
     )
-    commands = ([str(programs / name)] for name in ("judge", "results"))
-    judge_and_read(*commands, local_stack, namespace, tmp_path)
+    judge, reader = ([str(programs / name)] for name in ("judge", "results"))
+    judge_and_read(judge, reader, local_stack, namespace, tmp_path)

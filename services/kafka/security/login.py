@@ -19,17 +19,22 @@ from headrace.services.kafka.security.ssl_context import ssl_context
 CHECK_S, EXPLAIN_S = 3.5, 1.0
 ERRORS_KEPT = 16
 _TLS = "ssl routines"
+_NO_AUTHORITY = "name the authority of the broker's certificate with ssl.ca.location"
 _TLS_ADVICE = {
     "not valid for": "the broker's certificate has another name: write that in --bootstrap-servers",
     "has expired": "the broker needs a new certificate",
     "alert certificate expired": "this client needs a new certificate",
-    "verify failed": "name the authority of the broker's certificate with ssl.ca.location",
+    "verify failed": _NO_AUTHORITY,
+    "issuer certificate": _NO_AUTHORITY,
+    "self-signed certificate": _NO_AUTHORITY,
     "certificate required": "the broker wants a certificate of a client that an authority signed "
     "which it knows: check ssl.certificate.location, and whether the certificate has ended",
     "alert": "the broker refuses this client's certificate: check ssl.certificate.location",
     "wrong version number": "the broker does not speak TLS at this port: check security.protocol",
 }
 """What OpenSSL says, in lower-case letters, to what to do. The first one that fits counts."""
+_TOKENS = ("oauthbearer", "invalid_token")
+"""What errors about tokens contain, in lower-case letters."""
 _DENIED = (KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED)
 
 
@@ -89,7 +94,12 @@ def denial(servers: str, errors: Iterable[KafkaError], against: str = "") -> Dep
     """
     for error in errors:
         said = f"{against} {error.str()}".lower()
-        if error.code() in _DENIED:
+        if error.code() in _DENIED and any(word in said for word in _TOKENS):
+            advice = (
+                "check sasl.oauthbearer.token.endpoint.url, sasl.oauthbearer.client.id and "
+                "sasl.oauthbearer.client.secret, and whether the broker trusts the endpoint"
+            )
+        elif error.code() in _DENIED:
             advice = "check sasl.mechanism, sasl.username and sasl.password"
         elif error.code() == KafkaError._SSL or _TLS in said or against:
             fitting = (advice for words, advice in _TLS_ADVICE.items() if words in said)
