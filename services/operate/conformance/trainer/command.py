@@ -34,8 +34,9 @@ def trainer(
 
     The kit writes known batches, runs the command, kills it with SIGKILL at several moments,
     starts it again, and judges what it published. It starts a Kafka and a registry of its own,
-    unless --bootstrap-servers names a cluster. There it leaves namespaces `conformance-…`, which
-    have ended; --namespace gives another first part of their names.
+    unless --bootstrap-servers names a cluster, or the state folder has a secure stack that runs.
+    There it leaves namespaces `conformance-…`, which have ended; --namespace gives another first
+    part of their names.
 
     The command finds its run through the variables HEADRACE_BOOTSTRAP_SERVERS,
     HEADRACE_REGISTRY_URL, HEADRACE_NAMESPACE and HEADRACE_BLOBS, as `TrainerClient` does. It works

@@ -17,6 +17,7 @@ from headrace.services.models.blob_owners import owner_name
 from headrace.services.models.weights import read_entries
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
+from headrace.services.operate.acls.grant import grant_access
 from headrace.services.operate.conformance.conformance_report import (
     ConformanceReport,
     NotChecked,
@@ -171,6 +172,7 @@ class TrainerTrial:
         folder = self.folder / name
         (folder / "work").mkdir(parents=True)
         async with fed_namespace(self.connection, self.recipe, self.policy, namespace) as fed:
+            await grant_access(self.cluster, fed.log.topics)
             process = StrangerProcess(
                 self.command, folder / "work", self._variables(namespace), folder / "output"
             )

@@ -14,6 +14,7 @@ from headrace.infra import local
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
+from headrace.services.namespace.credentials import ADMINISTRATOR
 from headrace.services.operate.conformance.conformance_report import ConformanceReport
 from headrace.services.operate.conformance.trainer.trainer_trial import TrainerTrial
 from headrace.trainer.contract.external_trainer import trained_elsewhere
@@ -52,9 +53,19 @@ async def try_trainer(
 async def _cluster(
     cluster: ClusterConfig, folder: Path, say: Callable[[str], None]
 ) -> AsyncIterator[ClusterConfig]:
-    """Yields the given cluster, or a local stack of its own that ends with the trial."""
+    """Yields the given cluster, or a local stack of its own that ends with the trial.
+
+    If the state folder has a secure stack that runs, yields that one, as its administrator sees it:
+    no stack without passwords shall run beside it.
+    """
     if cluster.bootstrap_servers is not None:
         yield cluster
+        return
+    running = await asyncio.to_thread(local.find, cluster.state)
+    if running is not None and running.credentials is not None:
+        address = running.bootstrap_servers, running.registry_url
+        secure = cluster.connected(*address, running.credentials)
+        yield replace(secure, role=ADMINISTRATOR)
         return
     state = folder / "stack"
     say("starting a broker and a registry")
