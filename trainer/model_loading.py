@@ -125,16 +125,25 @@ def _read_adapter(model: Any, path: Path) -> None:
         ) from error
 
 
+def attention_of(policy: Policy) -> str:
+    """Returns the attention that a policy trains with, as transformers names it."""
+    return FLOAT32_ATTENTION if policy.engine.use == "torch" else "sdpa"
+
+
+def prepare_layers(model: Any, policy: Policy) -> None:
+    """Turns on activation checkpointing if the recipe says so."""
+    if policy.training is not None and policy.training.activation_checkpointing:
+        checkpoint_layers(model)
+
+
 def load_policy(folder: Path, policy: Policy) -> tuple[Any, FrozenBase | None]:
     """Loads version 0 of a policy: its model, and its frozen base if it has an adapter.
 
     Attention is computed as the torch engine does it, or else as is fastest. Raises UsageError if
     the folder or the recipe's settings can't be used.
     """
-    attention = FLOAT32_ATTENTION if policy.engine.use == "torch" else "sdpa"
-    model = load_model(folder, policy.seed, attention)
-    if policy.training is not None and policy.training.activation_checkpointing:
-        checkpoint_layers(model)
+    model = load_model(folder, policy.seed, attention_of(policy))
+    prepare_layers(model, policy)
     if policy.lora is None:
         return model, None
     return model, add_adapter(model, folder, policy.lora, policy.seed, DTYPES[policy.dtype])
