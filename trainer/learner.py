@@ -31,13 +31,13 @@ from headrace.trainer.losses.load_loss import load_loss
 from headrace.trainer.losses.objective import cross_entropy, objective
 from headrace.trainer.metrics.training_metrics import Totals
 from headrace.trainer.model_loading import (
-    load_policy,
     position_limit,
     trained_tensors,
     weights_file,
 )
 from headrace.trainer.ranks.learner_state import LearnerState
 from headrace.trainer.ranks.ranks import ALONE, Ranks, whole_tensor
+from headrace.trainer.ranks.sharded_loading import load_shards
 from headrace.trainer.sequences import (
     Floats,
     Stopped,
@@ -68,11 +68,10 @@ class Learner:
         torch.set_num_threads(self._settings.threads)
         if self.device.type == "cpu":
             torch.use_deterministic_algorithms(True)
-        self._model, self.base = load_policy(folder, policy)
+        # In evaluation mode: with dropout the logprobs would differ from those of the engines.
+        self._model, self.base = load_shards(folder, policy, ranks, self.device)
         """The base is None if all weights learn."""
-        # No dropout: with it the logprobs would differ from those of the engines.
         self._ranks = ranks
-        ranks.shard(self._model.eval(), self._dtype, self.device)
         # A shard is float32 itself, and is rounded whenever a layer is put together.
         self._masters = MasterWeights(self._model, torch.float32 if ranks.several else self._dtype)
         bonus = self._settings.entropy_bonus > 0

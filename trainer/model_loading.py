@@ -125,23 +125,31 @@ def _read_adapter(model: Any, path: Path) -> None:
         ) from error
 
 
+def attention_of(policy: Policy) -> str:
+    """Returns the attention that a policy trains with, as transformers names it.
+
+    It is that of the policy's engine: the torch engine, and vLLM on a CPU, compute it in float32.
+    """
+    on_cpu = policy.training is not None and pick_device(policy.training.device).type == "cpu"
+    return FLOAT32_ATTENTION if on_cpu or policy.engine.use == "torch" else "sdpa"
+
+
+def prepare_layers(model: Any, policy: Policy) -> None:
+    """Turns on activation checkpointing if the recipe says so."""
+    if policy.training is not None and policy.training.activation_checkpointing:
+        checkpoint_layers(model)
+
+
 def load_policy(folder: Path, policy: Policy) -> tuple[Any, FrozenBase | None]:
     """Loads version 0 of a policy: its model, and its frozen base if it has an adapter.
 
     Raises UsageError if the folder or the recipe's settings can't be used.
     """
-    model = load_model(folder, policy.seed, _attention(policy))
-    if policy.training is not None and policy.training.activation_checkpointing:
-        checkpoint_layers(model)
+    model = load_model(folder, policy.seed, attention_of(policy))
+    prepare_layers(model, policy)
     if policy.lora is None:
         return model, None
     return model, add_adapter(model, folder, policy.lora, policy.seed, DTYPES[policy.dtype])
-
-
-def _attention(policy: Policy) -> str:
-    """As the policy's engine computes it: the torch engine, and vLLM on a CPU, do so in float32."""
-    on_cpu = policy.training is not None and pick_device(policy.training.device).type == "cpu"
-    return FLOAT32_ATTENTION if on_cpu or policy.engine.use == "torch" else "sdpa"
 
 
 def initial_weights(folder: Path, policy: Policy) -> bytes:

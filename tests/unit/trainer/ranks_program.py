@@ -2,10 +2,10 @@
 
 ORDERS is a JSON list. Each order has `size` (the number of ranks), `policy` (the policy's
 settings), `folder` (gets `weights` and `result`), and optionally `load` (a checkpoint), `first`
-(1), `versions` (5), `save`, `timeout_s`, and `stop` (a rank that sends itself `signal` instead of
-training its second version). `result` has metrics, logprobs, the number of updates and the
-`cross_entropy` of another batch, or an `error`. The orders run one after the other, each in
-processes of its own.
+(1), `versions` (5), `never_whole` (loading the whole model fails), `save`, `timeout_s`, and `stop`
+(a rank that sends itself `signal` instead of training its second version). `result` has metrics,
+logprobs, the number of updates and the `cross_entropy` of another batch, or an `error`. The orders
+run one after the other, each in processes of its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from torch._C._distributed_c10d import TCPStore
@@ -26,6 +26,7 @@ from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.weights import model_folder
 from headrace.trainer.learner import Learner
+from headrace.trainer.ranks import sharded_loading
 from headrace.trainer.ranks.rank_group import RankGroup, loopback_variables, serve_store
 from headrace.trainer.ranks.shared_learner import SharedLearner, follow
 from headrace.trainer.sequences import TokenSequence, UpdateBatch
@@ -80,9 +81,15 @@ def train(learner: Learner | SharedLearner, order: dict[str, Any]) -> None:
     Path(order["folder"], "result").write_text(json.dumps(found))
 
 
+def refuse(folder: Path, policy: Policy) -> NoReturn:
+    raise AssertionError(f"the whole model {folder} is loaded")
+
+
 def obey(order: dict[str, Any]) -> None:
     """Is rank 0 of an order, and forks the others."""
     policy, size = Policy.model_validate(order["policy"]), order["size"]
+    if order.get("never_whole"):
+        setattr(sharded_loading, "load_policy", refuse)  # noqa: B010  (it is imported there)
     folder = model_folder(policy.model)
     if size == 1:
         train(Learner(folder, policy), order)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from headrace.schemas.recipe.policy import Policy
+from headrace.services.models.weights import model_folder
 from headrace.trainer.collate import pack
 from headrace.trainer.ranks.rank_group import outside_rank
 from headrace.trainer.ranks.shares import cost, plan
@@ -79,6 +83,38 @@ def test_one_rank_packs_as_one_process_does() -> None:
 def test_a_long_sequence_counts_for_more_than_its_tokens() -> None:
     """By tokens alone the second rank would have as much as the first one."""
     assert plan([4000, *[500] * 8], 2, 4096, width=64)[0] == [[0]]
+
+
+def a_folder(folder: Path, **config: Any) -> Path:
+    """A model folder with random weights in bfloat16, in several files."""
+    source = model_folder("tiny-llama")
+    made: Any = AutoConfig.from_pretrained(source, **config)
+    torch.manual_seed(1)
+    make: Any = AutoModelForCausalLM.from_config
+    model = make(made, dtype=torch.bfloat16)
+    model.save_pretrained(folder, max_shard_size="100KB")
+    shutil.copyfile(source / "tokenizer.json", folder / "tokenizer.json")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    return folder
+
+
+def test_each_rank_reads_its_shard_alone(tmp_path: Path) -> None:
+    """With tied embeddings the whole model is loaded first, and learns the same."""
+    orders = Orders(tmp_path)
+    results = []
+    for tied in (False, True):
+        model = a_folder(tmp_path / f"model-{tied}", tie_word_embeddings=tied)
+        policy = {"model": str(model), "training": orders.training, "dtype": "float32"}
+        results.append(
+            [
+                orders.add(f"{tied}-{size}", size, policy, versions=2, never_whole=not tied)
+                for size in (1, 2)
+            ]
+        )
+        orders.orders[-2].pop("never_whole")
+    orders.run()
+    for one, two in results:
+        assert 0 < distance(one, two) < TOLERANCE
 
 
 def test_an_adapter_is_refused_in_several_processes() -> None:

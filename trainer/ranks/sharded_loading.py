@@ -1,0 +1,110 @@
+"""Loads version 0 so that each rank reads its own shard, and none holds the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from headrace.errors import BlobError
+from headrace.schemas.recipe.policy import Policy
+from headrace.services.models.torch_models import DTYPES
+from headrace.services.models.weights import read_entries
+from headrace.trainer.model_loading import FrozenBase, attention_of, load_policy, prepare_layers
+from headrace.trainer.ranks.ranks import Ranks
+
+
+def load_shards(
+    folder: Path, policy: Policy, ranks: Ranks, device: torch.device
+) -> tuple[Any, FrozenBase | None]:
+    """Loads version 0 of a policy onto the device, sharded if there are several ranks.
+
+    A rank then reads only its own rows of each tensor, if the folder has each of the model's
+    tensors under its own name and no two names share a tensor. Otherwise it loads the whole model
+    first. Returns what `load_policy` returns, and raises what it raises.
+    """
+    dtype = DTYPES[policy.dtype]
+    if ranks.several and policy.lora is None:
+        files = _files(folder)
+        model = _empty_model(folder, policy) if files else None
+        if model is not None and _fits(model, files):
+            prepare_layers(model, policy)
+            ranks.shard(model.eval(), dtype, device)
+            _fill(model, files, device)
+            return model, None
+    whole, base = load_policy(folder, policy)
+    ranks.shard(whole.eval(), dtype, device)
+    return whole, base
+
+
+def _files(folder: Path) -> dict[str, tuple[Path, tuple[int, ...]]]:
+    """Returns the file and the shape of each tensor by name; none if a file is damaged."""
+    try:
+        return {
+            name: (path, tuple(entry.shape))
+            for path in sorted(folder.glob("*.safetensors"))
+            for name, entry in read_entries(path).items()
+        }
+    except BlobError:
+        return {}  # The usual way says what is wrong.
+
+
+def _empty_model(folder: Path, policy: Policy) -> Any:
+    """Returns a float32 model without memory for its parameters. Its buffers are real."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    make: Any = AutoModelForCausalLM.from_config
+    with _parameters_on_meta():
+        return make(config, dtype=torch.float32, attn_implementation=attention_of(policy))
+
+
+def _fits(model: Any, files: Mapping[str, tuple[Path, tuple[int, ...]]]) -> bool:
+    """Returns whether the files have exactly the model's parameters, and none is shared."""
+    own = {name: tuple(one.shape) for name, one in model.named_parameters(remove_duplicate=False)}
+    distinct = {id(one) for one in model.parameters()}
+    persistent = set(model.state_dict())
+    shapes = {name: shape for name, (_, shape) in files.items()}
+    return shapes == own and persistent == set(own) and len(distinct) == len(own)
+
+
+def _fill(
+    model: Any, files: Mapping[str, tuple[Path, tuple[int, ...]]], device: torch.device
+) -> None:
+    """Reads this rank's rows of each parameter."""
+    buffers = {name: one.detach().clone() for name, one in model.named_buffers()}
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            buffer.copy_(buffers[name])
+        for name, parameter in model.named_parameters():
+            assert isinstance(parameter, DTensor), f"{name} is not sharded"
+            local = parameter.to_local()
+            _, (first, *_) = compute_local_shape_and_global_offset(
+                parameter.shape, parameter.device_mesh, parameter.placements
+            )
+            with safe_open(files[name][0], framework="pt") as file:
+                local.copy_(file.get_slice(name)[first : first + len(local)])
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Gives parameters that are made no memory. torch's own switch would do so to buffers, too."""
+    plain = nn.Module.register_parameter
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        if parameter is not None and not parameter.is_meta:
+            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        plain(module, name, parameter)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = plain  # type: ignore[method-assign]
