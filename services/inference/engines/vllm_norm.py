@@ -18,7 +18,7 @@ NATIVE_OPS = {"custom_ops": ["none"]}
 """vLLM's compilation settings with which rotations and activations are torch's own, too."""
 
 
-@RMSNorm.register_oot  # type: ignore[untyped-decorator]
+@RMSNorm.register_oot
 class RoundedNorm(RMSNorm):  # type: ignore[misc]
     """x * weight / sqrt(mean(x²) + eps), arXiv 1910.07467, with transformers' roundings."""
 
