@@ -16,6 +16,7 @@ from tests.bench.head import head_costs
 from tests.bench.items import item_statistics
 from tests.bench.pools import pools
 from tests.bench.programs import programs
+from tests.bench.quotas import quotas
 from tests.bench.ramp import ramp, short_ramp
 from tests.bench.report import Figure, print_figures
 from tests.bench.trajectories import durable_trajectories
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[ClusterConfig, float], Coroutine[Any, Any, list[
     "short-ramp": short_ramp,
     "env_pools": env_pools,
     "dashboard": dashboard,
+    "quotas": quotas,
 }
 
 
