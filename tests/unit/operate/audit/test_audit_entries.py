@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -106,7 +107,7 @@ class Refusing(MemoryBroker):
         return await super().send(record)
 
 
-async def recorded(cluster: SharedCluster, namespace: str, topic: Topic[Event]) -> list[str]:
+async def recorded(cluster: SharedCluster, namespace: str, topic: Topic[Any]) -> list[str]:
     log = cluster.log(namespace)
     whole = {log.topics.partition(topic): WHOLE}
     return [
