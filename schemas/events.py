@@ -1192,6 +1192,28 @@ class LimitSet(Event):
     """Why, for people."""
 
 
+class OperationRecorded(Event):
+    """What somebody does to a run from outside, if no other record that stays says so.
+
+    It is written before the operation, or in one transaction with it. `headrace audit` lists it.
+    """
+
+    id_fields = ("operation", "subject", "at")
+    key_fields = ("operation",)
+
+    operation: str
+    """`quota`, `redrive` or `prune`."""
+    subject: str
+    """What it is done to: a tenant, a limit, the location of a dead letter, or a namespace."""
+    at: Millis
+    """When it was done."""
+    by: str = ""
+    """User and machine of who did it, as the command claims. A signature of the record proves the
+    key."""
+    details: str = ""
+    """What was changed and why, for people."""
+
+
 EVENTS: tuple[type[Event], ...] = (
     RunStateEntered,
     TaskSubmitted,
@@ -1199,6 +1221,7 @@ EVENTS: tuple[type[Event], ...] = (
     QuotaSet,
     WaitingRecorded,
     LimitSet,
+    OperationRecorded,
     EpisodeStarted,
     GenerationRequested,
     GenerationCompleted,

@@ -90,6 +90,7 @@ WAITING = Topic(
     compacted=True,
 )
 LIMITS = Topic("limits", events.LimitSet, "operator", "forever", single=True, compacted=True)
+AUDIT = Topic("audit", events.OperationRecorded, "operator", "forever", single=True)
 EPISODES = Topic("episodes", events.EpisodeStarted, "scheduler, fenced", "days")
 PROMPTS = Topic(
     "prompts",
@@ -149,6 +150,7 @@ TOPICS: tuple[Topic[Event], ...] = (
     QUOTAS,
     WAITING,
     LIMITS,
+    AUDIT,
     EPISODES,
     PROMPTS,
     GENERATIONS,

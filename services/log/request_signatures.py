@@ -29,7 +29,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import DecodeError, UsageError
-from headrace.schemas.events import Event, LimitSet, QuotaSet, TaskCancelled, TaskSubmitted
+from headrace.schemas.events import (
+    Event,
+    LimitSet,
+    OperationRecorded,
+    QuotaSet,
+    TaskCancelled,
+    TaskSubmitted,
+)
 from headrace.schemas.topics import Topics
 from headrace.schemas.untrusted.trusted_keys import TrustedKeys
 from headrace.services.kafka.broker import Outgoing, Record
@@ -46,7 +53,13 @@ if TYPE_CHECKING:
 REQUEST_HEADER = "headrace_request"
 REQUEST_KEY = "HEADRACE_REQUEST_KEY"
 """Environment variable with the path of the file that holds the private key of who asks."""
-REQUESTS: tuple[type[Event], ...] = (TaskSubmitted, TaskCancelled, QuotaSet, LimitSet)
+REQUESTS: tuple[type[Event], ...] = (
+    TaskSubmitted,
+    TaskCancelled,
+    QuotaSet,
+    LimitSet,
+    OperationRecorded,
+)
 """The events that are signed, if there is a key."""
 MOST_REQUEST_HEADER_BYTES = 256
 

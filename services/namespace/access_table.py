@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.schemas.topics import (
     ACTIONS,
+    AUDIT,
     BATCHES,
     CANCELLATIONS,
     DEAD_LETTERS,
@@ -120,7 +121,7 @@ SERVICE_ACCESS: dict[str, Access] = {
 USER_ACCESS: dict[str, Access] = {
     "operator": Access(
         TOPICS,
-        (RUNS, TASKS, CANCELLATIONS, QUOTAS, LIMITS, DEAD_LETTERS),
+        (RUNS, TASKS, CANCELLATIONS, QUOTAS, LIMITS, AUDIT, DEAD_LETTERS),
         joins=GROUPS_OF_SERVICES,  # `apply` makes the first commit of each group
         manages=("CREATE", "DELETE", "DESCRIBE_CONFIGS"),
     ),
@@ -128,7 +129,7 @@ USER_ACCESS: dict[str, Access] = {
         TOPICS,
         (
             *(TASKS, CANCELLATIONS, PROMPTS, GENERATIONS, ACTIONS, OBSERVATIONS, OUTCOMES),
-            *(RESULTS, TURNS, GROUPS, INSTANCES, DEAD_LETTERS),
+            *(RESULTS, TURNS, GROUPS, INSTANCES, AUDIT, DEAD_LETTERS),
         ),
         transactions=("dead-letters",),
     ),

@@ -18,6 +18,7 @@ from headrace.services.base.redactor import redact_output
 from headrace.services.operate.acls.command import acls
 from headrace.services.operate.apply.command import apply
 from headrace.services.operate.asyncapi.command import asyncapi
+from headrace.services.operate.audit.command import audit
 from headrace.services.operate.autoscale.command import autoscale
 from headrace.services.operate.cancel.command import cancel
 from headrace.services.operate.chat.command import chat
@@ -98,7 +99,7 @@ COMMANDS = (
     autoscale, sft, evaluate, export, chat, replay, compare,
     plot, track, trajectories,
     status, dashboard, doctor, verify, cost, show, tail, topics, asyncapi, dead_letters,
-    prune, recipe, keys, acls,
+    audit, prune, recipe, keys, acls,
 )  # fmt: skip
 for command in COMMANDS:
     cli.add_command(command)

@@ -37,8 +37,9 @@ from headrace.services.base.clock import now
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import Tail, read_events
-from headrace.services.scheduler.core import ChosenTask, SchedulerCore
+from headrace.services.scheduler.core import SchedulerCore
 from headrace.services.scheduler.limit_writer import LimitWriter, limit_topics
+from headrace.services.scheduler.starts import ChosenTask
 from headrace.services.scheduler.task_bodies import TaskBodies, in_parts
 from headrace.services.scheduler.waiting_record import WaitingRecords
 from headrace.services.worker.open_episodes import SCHEDULER, SCHEDULER_TOPICS
@@ -192,9 +193,9 @@ class SchedulerShard:
             self._paused = True
             await self._shard.pause()
 
-    def _unproved(self, delivery: Delivery[TaskSubmitted]) -> str:
+    def _unproved(self, delivery: Delivery[Any]) -> str:
         """Returns why a task does not count for its tenant; an empty text if it does."""
-        tenant = delivery.event.tenant
+        tenant: str = delivery.event.tenant
         if self._trusted.is_open(tenant):
             return ""
         return self._trusted.refusal(tenant, delivery.signed_by(self._trusted.keys))

@@ -161,7 +161,7 @@ def test_the_doctor_names_the_permission_that_a_worker_lacks(
         assert lacking.state == "problem"
         assert "--operation Write --topic works.actions.v1" in lacking.help
         permit((topic, "works.", prefixed, AclOperation.WRITE))
-        assert (await found("may read and write all 23 topics")).state == "ok"
+        assert (await found("may read and write all 24 topics")).state == "ok"
 
     with caplog.at_level(logging.INFO, "headrace.services.operate.waits"):
         asyncio.run(asyncio.wait_for(main(), LIMIT_S))

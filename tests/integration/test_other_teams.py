@@ -15,6 +15,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from headrace.infra import local
 from headrace.schemas.topics import (
+    AUDIT,
     DEAD_LETTERS,
     INSTANCES,
     LIMITS,
@@ -51,6 +52,7 @@ UNREAD = (
     INSTANCES.name,
     WAITING.name,
     LIMITS.name,
+    AUDIT.name,
     SHARES.name,
     TURNS.name,
 )

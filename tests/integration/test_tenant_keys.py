@@ -100,6 +100,30 @@ def refused(watch: Watch) -> set[int]:
     return found
 
 
+async def audited(environment: dict[str, str], parties: Parties) -> None:
+    """Who did it, as `headrace audit` lists it afterwards."""
+    found = await command(["audit", "--json"], environment)
+    assert found.exit_code == 0, found.output
+    entries = [json.loads(line) for line in found.stdout.splitlines()]
+    told = {(one["operation"], one["holder"], bool(one["refused"])) for one in entries}
+    assert told == {
+        ("apply", "", False),
+        ("submit", "", True),  # the forged ones
+        ("submit", "theirs", True),
+        ("submit", "mine", False),
+        ("submit", "operator", False),
+        ("cancel", "", False),  # nobody's: it counts for tenants without keys
+        ("cancel", "mine", False),
+        ("cancel", "operator", False),
+        ("quota", "operator", False),
+        ("redrive", "mine", False),
+    }
+    (changed,) = [one for one in entries if one["operation"] == "quota"]
+    assert (changed["subject"], changed["key"]) == ("mine", parties.keys["operator"])
+    shown = await command(["audit", "--operation", "redrive"], environment)
+    assert "mine (proved" in shown.stdout
+
+
 def test_only_the_keys_of_a_tenant_act_for_it(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
@@ -194,6 +218,7 @@ def test_only_the_keys_of_a_tenant_act_for_it(
                 done = await command(["cancel", "3", "6", "9"], environment, parties.files["mine"])
                 assert done.exit_code == 0, done.output
                 await watch.until(started=everything, ended=everything)
+            await audited(environment, parties)
             deliveries, _ = await read_all(log)
             report = examine(recipe, deliveries)
             assert not report.violations, str(report)

@@ -21,6 +21,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.topics import (
     ACTIONS,
+    AUDIT,
     BATCHES,
     DEAD_LETTERS,
     EPISODES,
@@ -56,7 +57,7 @@ from tests.simulation.virtual_time import loop
 GARBAGE = (b"", b"\xffgarbage", b"\0\x7f\xff\xff\xffof a schema that nobody registered", None)
 SOLE_WRITERS = ("scheduler", "assemble-batches", "item-statistics", "trainer", "source")
 SCALED = ("agent", "env", "inference", "assemble-groups")
-NEVER_GARBAGE = (RUNS, TRAJECTORIES, ITEMS, INSTANCES, LIMITS, SHARES, TURNS, DEAD_LETTERS)
+NEVER_GARBAGE = (RUNS, TRAJECTORIES, ITEMS, INSTANCES, LIMITS, AUDIT, SHARES, TURNS, DEAD_LETTERS)
 """Read by reference alone, by what hosts a service, at a start alone, if there are limits alone, or
 by nobody."""
 NEVER_REPEATED = (*NEVER_GARBAGE, TASKS, WAITING, EPISODES, BATCHES, POLICIES)

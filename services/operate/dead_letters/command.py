@@ -180,7 +180,7 @@ def redrive_dead_letters(
         chosen = None if every else numbers
         return [one async for one in redrive(log, chosen, Patience(say))]
 
-    results = in_namespace(options, "dead-letters", work, role="redrive")
+    results = in_namespace(options, "dead-letters", work, writing=True, role="redrive")
     if as_json:
         print_json(
             [

@@ -1,9 +1,10 @@
 """Reads dead letters, and redrives them: writes them back into their topics.
 
 A dead letter can be redriven once its bytes decode, because the registry has its schema by now or a
-bug is fixed. It is written back as it was, with its key, value and headers. The record and a mark
-in `dead-letters` that names the dead letter are one transaction, and only one process at a time can
-write such transactions. So a dead letter is redriven once, whatever fails and whoever else tries.
+bug is fixed. It is written back as it was, with its key, value and headers. The record, a mark in
+`dead-letters` that names the dead letter, and a record in `audit` are one transaction, and only one
+process at a time can write such transactions. So a dead letter is redriven once, whatever fails and
+whoever else tries.
 
 Anybody who may write `dead-letters` can write a record that looks like a dead letter. So a dead
 letter is compared with the record that it names, and not redriven if that is gone or different.
@@ -23,6 +24,7 @@ from typing import Any
 from headrace.errors import DecodeError, UsageError
 from headrace.schemas.events import ActionRequested, Event, GenerationRequested
 from headrace.schemas.topics import (
+    AUDIT,
     BATCHES,
     DEAD_LETTERS,
     EPISODES,
@@ -41,6 +43,7 @@ from headrace.services.base.clock import now
 from headrace.services.kafka.broker import Headers, Outgoing, Partition, Record
 from headrace.services.log.event_log import WHY, EventLog
 from headrace.services.log.log_reader import WHOLE, Patience, read_records
+from headrace.services.operate.audit.audit_trail import operation
 
 REDRIVE_OF = "headrace.retry_of"
 """Header of a redriven record: the location of the dead letter."""
@@ -55,6 +58,7 @@ REFUSED = {
     RUNS.name: "only `headrace apply` and `headrace run` write the state of a run, and its order "
     "matters",
     QUOTAS.name: "a later one of the tenant may have replaced it. `headrace quota` sets it again",
+    AUDIT.name: "nothing needs it again: `headrace audit` shows it at its old location",
     WAITING.name: "only the scheduler writes this topic, and its newest record counts",
     LIMITS.name: "a later one of the limit may have replaced it. `headrace quota` sets it again",
     EPISODES.name: "only the scheduler writes this topic, and it starts each sample once",
@@ -259,7 +263,9 @@ async def redrive(
             if one.location in done:
                 refused = f"it was redriven already, as dead letter {done[one.location]}"
             if original is not None and not refused:
-                await writer.write(_outgoing(log.topics, one.number, original))
+                recorded = operation("redrive", one.location, f"dead letter {one.number}")
+                records = _outgoing(log.topics, one.number, original)
+                await writer.write([*records, log.outgoing(recorded)])
                 done[one.location] = one.number
             yield one, refused
     finally:

@@ -31,6 +31,7 @@ from headrace.services.operate.prune.needs import (
     needed_blobs,
     prunable_blobs,
 )
+from headrace.services.operate.prune.prune_record import record_prune
 from headrace.services.operate.run_references import blobs_of
 from headrace.trainer.checkpoint import Checkpoints
 
@@ -104,8 +105,10 @@ class Pruner:
     async def carry_out(self, items: Sequence[Prunable]) -> list[Prunable]:
         """Removes these items and returns those that are gone.
 
-        A blob that was put again in the meantime stays.
+        A blob that was put again in the meantime stays. It is recorded before anything is removed:
+        if that fails, nothing is.
         """
+        await record_prune(self.connection, items)
         gone = []
         blobs = [item for item in items if item.removal is not None]
         for _, group in groupby(blobs, lambda item: item.what[:2]):

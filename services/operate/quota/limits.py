@@ -20,6 +20,7 @@ from headrace.schemas.topics import EPISODES, LIMITS, LOADS, OUTCOMES, SHARES, P
 from headrace.services.base.clock import now, now_ms
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
+from headrace.services.operate.audit.audit_trail import operation
 from headrace.services.worker.limits.limits_of import (
     all_limits,
     environment_limits,
@@ -155,5 +156,8 @@ async def set_limit(
         period_ms=0 if period_s is None else max(1, round(1000 * period_s)),
         reason=reason,
     )
+    log.signer.require(log.topics, [event])  # What is refused is not recorded as done.
+    period = f" per {period_s:g} s" if period_s is not None else ""
+    await log.send(operation("quota", limit, f"{units} units{period}. {reason}"))
     await log.send(event)
     return event

@@ -14,6 +14,7 @@ from headrace.schemas.topics import EPISODES, OUTCOMES, QUOTAS, TASKS
 from headrace.services.base.clock import now_ms
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
+from headrace.services.operate.audit.audit_trail import operation
 
 
 @dataclass(frozen=True)
@@ -99,5 +100,9 @@ async def set_quota(
         live_episodes=None if unlimited else most,
         reason=reason,
     )
+    log.signer.require(log.topics, [quota])  # What is refused is not recorded as done.
+    most_text = "unlimited" if quota.live_episodes is None else quota.live_episodes
+    details = f"weight {quota.weight:g}, live episodes {most_text}. {reason}"
+    await log.send(operation("quota", tenant, details))
     await log.send(quota)
     return quota

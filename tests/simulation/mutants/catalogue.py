@@ -11,6 +11,7 @@ from tests.simulation.mutants.of_items import OF_ITEMS
 from tests.simulation.mutants.of_limits import OF_LIMITS
 from tests.simulation.mutants.of_replay import OF_REPLAY
 from tests.simulation.mutants.of_scheduler import OF_SCHEDULER
+from tests.simulation.mutants.of_signatures import OF_SIGNATURES
 from tests.simulation.mutants.of_trainer import OF_TRAINER
 from tests.simulation.mutants.of_workers import OF_WORKERS
 
@@ -27,6 +28,7 @@ MUTANTS: dict[str, Mutant] = {
         OF_ITEMS,
         OF_LIMITS,
         OF_TRAINER,
+        OF_SIGNATURES,
     )
     for mutant in mutants
 }

@@ -14,6 +14,8 @@ from types import CodeType, ModuleType
 ROOT = Path(__file__).parents[3]
 SCHEDULES = ("barrier schedules",)
 """In place of faults: `barrier_schedules.py` runs, and not the whole simulation."""
+FORGERIES = ("forgeries",)
+"""In place of faults: `forgeries.py` runs."""
 
 
 class StaleMutant(Exception):

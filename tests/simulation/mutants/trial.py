@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.simulation.mutants.mutant import ROOT, SCHEDULES, Mutant
+from tests.simulation.mutants.mutant import FORGERIES, ROOT, SCHEDULES, Mutant
 
 RECORDED = Path(__file__).parent / "recorded.json"
 _WRITING = threading.Lock()
@@ -85,10 +85,13 @@ def try_here(mutant: Mutant | None, faults: Sequence[str], seeds: Sequence[int])
 def simulated(seed: int, faults: Sequence[str]) -> list[str]:
     """Simulates a seed. Returns what broke a rule."""
     # The product, maybe with a mutant in it:
+    from tests.simulation import forgeries
     from tests.simulation.barrier_schedules import violations_of
     from tests.simulation.scenario import draw_only
     from tests.simulation.simulate import simulate
 
+    if tuple(faults) == FORGERIES:
+        return forgeries.violations_of(seed)
     if tuple(faults) == SCHEDULES:
         return violations_of(seed)
     return simulate(seed, scenario=draw_only(seed, faults)).violations

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -59,7 +60,7 @@ class Scene:
     async def apply(self) -> None:
         await self.broker.create_topics({one.name: (1, {}) for one in self.log().topics})
 
-    async def read(self, topic: Topic[Event]) -> list[Delivery[Event]]:
+    async def read(self, topic: Topic[Any]) -> list[Delivery[Event]]:
         log = self.log()
         whole = {log.topics.partition(topic): WHOLE}
         async with aclosing(read_events(log, whole)) as found:

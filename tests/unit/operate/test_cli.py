@@ -20,7 +20,7 @@ COMMANDS = (
     "quota", "autoscale", "sft", "evaluate", "export", "chat", "replay", "compare", "plot",
     "track", "trajectories", "status",
     "dashboard", "doctor", "verify", "cost", "show", "tail", "topics", "asyncapi",
-    "dead-letters", "prune", "recipe", "keys", "acls",
+    "dead-letters", "audit", "prune", "recipe", "keys", "acls",
 )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ cancellations TaskCancelled      source,task_id 1 -      any-team               
 quotas       QuotaSet            tenant         1 -      operator                 forever
 waiting      WaitingRecorded     topic          1 -      scheduler,fenced         forever
 limits       LimitSet            limit          1 -      operator                 forever
+audit        OperationRecorded   operation      1 -      operator                 forever
 episodes     EpisodeStarted      task           P -      scheduler,fenced         days
 prompts      GenerationRequested task           pool policy agent,inference          days
 generations  GenerationCompleted task           P -      inference                days
@@ -68,6 +69,7 @@ def test_a_namespace_s_topics() -> None:
         ("demo.quotas.v1", 1),
         ("demo.waiting.v1", 1),
         ("demo.limits.v1", 1),
+        ("demo.audit.v1", 1),
         ("demo.episodes.v1", 4),
         ("demo.prompts.a.v1", 9),
         ("demo.prompts.b.v1", 9),

@@ -56,7 +56,7 @@ def test_the_writers_are_those_that_the_topic_names(topic: Topic[Any]) -> None:
 
 
 def test_redrive_may_write_exactly_what_takes_a_dead_letter_back() -> None:
-    takes = {topic.name for topic in TOPICS} - set(REFUSED) | {"dead-letters"}
+    takes = {topic.name for topic in TOPICS} - set(REFUSED) | {"dead-letters", "audit"}
     assert {topic.name for topic in ACCESS["redrive"].writes} == takes
 
 

@@ -60,8 +60,9 @@ async def parked(world: World) -> tuple[EventLog, Late, bytes]:
     assert record.value is not None
     value = record.value[:1] + LATE_ID.to_bytes(4, "big") + record.value[5:]
     at = await world.log.broker.send(Outgoing(TASKS_PARTITION.topic, b"team/a", value, HEADERS))
-    late = Late()
-    log = EventLog(world.log.broker, NAMESPACE_TOPICS, Codec(), late, "reader-1")
+    late, codec = Late(), Codec()
+    late.prepare(codec, NAMESPACE_TOPICS)
+    log = EventLog(world.log.broker, NAMESPACE_TOPICS, codec, late, "reader-1")
     await park(log, at)
     return log, late, value
 
@@ -198,6 +199,7 @@ def test_every_topic_takes_dead_letters_back_or_says_why_not() -> None:
         "quotas",
         "waiting",
         "limits",
+        "audit",
         "shares",
     }
     fenced = {one.name for one in TOPICS if "fenced" in one.writer}

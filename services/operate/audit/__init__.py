@@ -1,0 +1,1 @@
+"""`headrace audit`: who did what to a run."""
