@@ -169,12 +169,12 @@ def test_only_the_keys_of_a_tenant_act_for_it(
             assert "can't be cancelled" in str(found.exception)
             found = await command(["quota", "mine", "--weight", "2"], environment, key)
             assert "only an operator can change limits" in str(found.exception)
-        for arguments_, key in (
+        for arguments_, name in (
             (["cancel", "4"], "mine"),
             (["cancel", "5"], "operator"),
             (["quota", "mine", "--weight", "2"], "operator"),
         ):
-            done = await command(arguments_, environment, parties.files[key])
+            done = await command(arguments_, environment, parties.files[name])
             assert done.exit_code == 0, done.output
         await watch.until(started=set(range(6)), ended={0, 1, 2, 4, 5})
 
