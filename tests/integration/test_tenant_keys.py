@@ -169,7 +169,7 @@ def test_only_the_keys_of_a_tenant_act_for_it(
             assert "can't be cancelled" in str(found.exception)
             found = await command(["quota", "mine", "--weight", "2"], environment, key)
             assert "only an operator can change limits" in str(found.exception)
-        for arguments_, key in (
+        for arguments_, name in (
             (["cancel", "4"], "mine"),
             (["cancel", "5"], "operator"),
             (["quota", "mine", "--weight", "2"], "operator"),
