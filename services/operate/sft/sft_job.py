@@ -132,7 +132,8 @@ def _training(policy: Policy, settings: SftSettings, updates: int) -> Training:
     tree = {key: getattr(of_recipe, key) for key in KEPT}
     given = settings.learning_rate or of_recipe.demonstration_learning_rate
     tree["learning_rate"] = given or of_recipe.learning_rate
-    tree |= {"warmup_updates": settings.warmup, "schedule": settings.schedule}
+    # Updates count from 1, so the first one has the highest rate if it ends a warmup.
+    tree |= {"warmup_updates": max(1, settings.warmup), "schedule": settings.schedule}
     if settings.schedule != "constant":
         tree["total_updates"] = updates + 1  # The rate reaches 0 after the last update.
     try:

@@ -24,6 +24,7 @@ from headrace.services.operate.sft.sft_rows import read_row
 from headrace.services.operate.sft.sft_tokens import RowTokens
 from headrace.trainer.checkpoint import Checkpoints
 from headrace.trainer.learner import Learner
+from headrace.trainer.learning_rate import learning_rate_at
 from headrace.trainer.sequences import UpdateBatch
 
 FOLDER = model_folder("tiny-chat")
@@ -87,7 +88,7 @@ def test_it_learns_and_measures_what_is_held_out(tmp_path: Path) -> None:
     assert progress.epoch == 2
     assert progress.tokens == 2 * 8 * 4  # Each of 8 rows has a word of 3 letters and an end.
     assert job.policy.training is not None
-    assert trial.progress.rate == pytest.approx(2e-2 / (len(job.plan.updates) + 1))
+    assert trial.progress.rate == pytest.approx(2e-2 / len(job.plan.updates))
 
 
 @pytest.mark.parametrize("at_once", [False, True])
@@ -126,6 +127,20 @@ def test_a_tokenizer_of_another_model_is_noticed(tmp_path: Path) -> None:
     job.sequences[0].tokens[0] = 300
     with pytest.raises(UsageError, match="the id 300, but the model has only 262"):
         Trial(tmp_path, job)
+
+
+@pytest.mark.parametrize(("warmup", "rises"), [(0, []), (1, []), (2, [0.5])])
+def test_the_learning_rate_reaches_its_highest_and_then_falls(
+    warmup: int, rises: list[float]
+) -> None:
+    job = a_job(warmup=warmup)
+    training = job.policy.training
+    assert training is not None
+    updates = len(job.plan.updates)
+    left = updates - len(rises)
+    expected = [*rises, *(1 - number / left for number in range(left))]
+    rates = [learning_rate_at(training, number, 1.0) for number in range(1, updates + 1)]
+    assert rates == pytest.approx(expected)
 
 
 def test_a_warmup_must_end() -> None:
