@@ -7,12 +7,13 @@ the learner's thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError, UsageError
+from headrace.services.operate.sft.sft_checkpoints import read_figures, write_figures
 from headrace.services.operate.sft.sft_plan import SftPlan
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints
 from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
@@ -20,6 +21,9 @@ from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, Up
 if TYPE_CHECKING:
     # It imports torch.
     from headrace.trainer.ranks.with_learner import AnyLearner
+
+
+_KEPT = ("losses", "held_out", "rate", "tokens", "dropped")
 
 
 @dataclass
@@ -39,7 +43,9 @@ class SftProgress:
     rate: float = 0.0
     """The learning rate of the newest update."""
     tokens: int = 0
-    """How many tokens were learned since the start."""
+    """How many tokens were learned, those before a checkpoint included."""
+    tokens_before: int = 0
+    """How many of them a checkpoint had."""
     dropped: int = 0
     """How many sequences did not fit into the memory."""
 
@@ -55,6 +61,18 @@ class SftProgress:
             **last,
             **held,
         }
+
+    def kept(self) -> dict[str, Any]:
+        """Returns the figures that a checkpoint keeps."""
+        return {name: getattr(self, name) for name in _KEPT}
+
+    def restore(self, done: int, kept: Mapping[str, Any]) -> None:
+        """Continues after `done` updates with what `kept` returned."""
+        for name in _KEPT:
+            setattr(self, name, kept[name])
+        self.held_out = [(int(at), float(value)) for at, value in self.held_out]
+        self.done = self.continued = done
+        self.tokens_before = self.tokens
 
     @property
     def epoch(self) -> int:
@@ -95,9 +113,10 @@ class FineTuning:
         self._saved = -1
 
     def resume(self, checkpoint: Checkpoint, state: Path) -> None:
-        """Continues from a checkpoint."""
+        """Continues from a checkpoint. Raises UsageError if its figures can't be read."""
+        self._progress.restore(checkpoint.version, read_figures(state))
         self._learner.load(state)
-        self._progress.done = self._progress.continued = self._saved = checkpoint.version
+        self._saved = checkpoint.version
 
     def run(
         self,
@@ -106,24 +125,26 @@ class FineTuning:
         every: int,
         say: Callable[[str], None],
     ) -> bool:
-        """Makes the updates that are left. Returns whether all are made now.
+        """Makes the updates that are left. Returns whether all are made and measured now.
 
         Stops before the next update if `stopping` is set, and within an update, which it then
         drops, if `cut` is. Writes a checkpoint each `every` updates, and in the end. Raises
         HeadraceError if an update can't be made.
         """
         progress = self._progress
+        ends = {0, *progress.epoch_ends}
         try:
-            if not progress.held_out:
+            if progress.done in ends - dict(progress.held_out).keys():
                 self._measure(cut)
             while progress.done < len(self._updates) and not stopping.is_set():
                 self._update(cut, say)
-                if progress.done in progress.epoch_ends:
+                if progress.done in ends:
                     self._measure(cut)
                 if progress.done - max(self._saved, 0) >= every:
                     self.save()
         except Stopped:
-            pass
+            self.save()
+            return False
         self.save()
         return progress.done == len(self._updates)
 
@@ -133,7 +154,12 @@ class FineTuning:
         if done == self._saved:
             return
         checkpoint = Checkpoint(done, done, self._digest, self._learner.processes)
-        self._checkpoints.save(checkpoint, self._learner.save)
+
+        def write(state: Path) -> None:
+            self._learner.save(state)
+            write_figures(state, self._progress.kept())
+
+        self._checkpoints.save(checkpoint, write)
         self._saved = done
 
     def _update(self, cut: threading.Event, say: Callable[[str], None]) -> None:

@@ -15,7 +15,6 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.policy import Policy, Training
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.operate.sft.sft_plan import SftPlan, make_plan
-from headrace.trainer.checkpoint import Checkpoint, Checkpoints
 from headrace.trainer.sequences import TokenSequence
 
 KEPT = (
@@ -105,24 +104,6 @@ def make_job(
     )
     chosen = policy.model_copy(update={"training": _training(policy, settings, len(plan.updates))})
     return SftJob(name, chosen, sequences, plan, _digest(chosen, sequences, plan))
-
-
-def find_checkpoint(
-    checkpoints: Checkpoints, folder: Path, job: SftJob
-) -> tuple[Checkpoint, Path] | None:
-    """Returns the newest checkpoint of this fine-tuning, and its state.
-
-    Raises UsageError if the folder has checkpoints, but none of this one that is whole.
-    """
-    if not checkpoints.versions():
-        return None
-    found = checkpoints.newest(lambda one: one.digest == job.digest)
-    if found is None:
-        raise UsageError(
-            f"{folder} has checkpoints of a fine-tuning with other data or settings. Give that "
-            "command again to continue it, or begin from the start with --restart"
-        )
-    return found
 
 
 def _training(policy: Policy, settings: SftSettings, updates: int) -> Training:

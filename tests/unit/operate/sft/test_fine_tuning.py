@@ -12,11 +12,11 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.recipe.policy import Lora, Policy
 from headrace.services.models.weights import ADAPTER, model_folder
 from headrace.services.operate.sft.fine_tuning import FineTuning, SftProgress
+from headrace.services.operate.sft.sft_checkpoints import find_checkpoint
 from headrace.services.operate.sft.sft_job import (
     SftJob,
     SftSettings,
     SftTarget,
-    find_checkpoint,
     make_job,
 )
 from headrace.services.operate.sft.sft_model import write_model
@@ -104,7 +104,8 @@ def test_a_stopped_one_continues_to_the_same_weights(tmp_path: Path, at_once: bo
     assert again.progress.continued == first.progress.done
     assert again.run()
     assert again.learner.weights() == whole.learner.weights()
-    assert first.progress.losses + again.progress.losses == whole.progress.losses
+    assert again.progress.facts() == whole.progress.facts()
+    assert again.progress.tokens_before == first.progress.tokens
 
 
 def test_checkpoints_of_other_data_are_not_continued(tmp_path: Path) -> None:
