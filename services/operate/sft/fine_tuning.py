@@ -16,7 +16,13 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.services.operate.sft.sft_checkpoints import read_figures, write_figures
 from headrace.services.operate.sft.sft_plan import SftPlan
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints
-from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
+from headrace.trainer.sequences import (
+    NothingFits,
+    Stopped,
+    TokenSequence,
+    UnusableBatch,
+    UpdateBatch,
+)
 
 if TYPE_CHECKING:
     # It imports torch.
@@ -168,7 +174,14 @@ class FineTuning:
         batch = UpdateBatch([self._sequences[index] for index in self._updates[number - 1]])
         try:
             metrics = self._learner.train([batch], cut)
+        except NothingFits:
+            count = len(batch.sequences)
+            progress.dropped += count
+            say(f"update {number} left out all its {count} sequences: they do not fit into memory")
+            progress.done = number
+            return
         except UnusableBatch as error:
+            self.save()  # The weights are as they were before the update.
             raise HeadraceError(
                 f"update {number} of {len(self._updates)} can't be made: {error}. Lower "
                 "--learning-rate, or look at the data"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.recipe.policy import Lora, Policy
@@ -23,9 +25,10 @@ from headrace.services.operate.sft.sft_model import write_model
 from headrace.services.operate.sft.sft_rows import read_row
 from headrace.services.operate.sft.sft_tokens import RowTokens
 from headrace.trainer.checkpoint import Checkpoints
+from headrace.trainer.collate import Inputs
 from headrace.trainer.learner import Learner
 from headrace.trainer.learning_rate import learning_rate_at
-from headrace.trainer.sequences import UpdateBatch
+from headrace.trainer.sequences import TokenSequence, UnusableBatch, UpdateBatch
 
 FOLDER = model_folder("tiny-chat")
 
@@ -35,11 +38,15 @@ def a_policy(**training: Any) -> Policy:
     return Policy.model_validate({"model": "tiny-chat", "training": settings})
 
 
-def a_job(word: str = "yes", policy: Policy | None = None, **settings: Any) -> SftJob:
-    """Says a word, whatever is asked. Each update has about two rows."""
+def a_job(
+    word: str = "yes", policy: Policy | None = None, long: int | None = None, **settings: Any
+) -> SftJob:
+    """Says a word, whatever is asked. Each update has about two rows of 6 tokens, or one `long`."""
     chosen = policy or a_policy()
     tokens = RowTokens(FOLDER, chosen, 0)
     rows = [{"prompt": f"{number}?", "completion": word} for number in range(10)]
+    if long is not None:
+        rows[long]["prompt"] *= 10
     sequences = [
         tokens.sequence(read_row(row, "hermes"), number, f"row {number}")
         for number, row in enumerate(rows)
@@ -58,12 +65,25 @@ class Trial:
         self.tuning = FineTuning(
             self.learner, job.sequences, job.plan, checkpoints, job.digest, self.progress
         )
+        self.said: list[str] = []
         self.stopping, self.cut = threading.Event(), threading.Event()
         if (found := find_checkpoint(checkpoints, folder, job)) is not None:
             self.tuning.resume(*found)
 
     def run(self) -> bool:
-        return self.tuning.run(self.stopping, self.cut, 3, lambda line: None)
+        return self.tuning.run(self.stopping, self.cut, 3, self.said.append)
+
+    def limit_memory(self, tokens: int) -> None:
+        """Gives the device too little memory for larger micro-batches."""
+        forward = self.learner._forward
+        plain = forward.collate
+
+        def collate(sequences: Sequence[TokenSequence], stop: Any = None) -> Inputs:
+            if len(sequences) * max(len(one.tokens) for one in sequences) > tokens:
+                raise torch.OutOfMemoryError("can't allocate memory")
+            return plain(sequences, stop)
+
+        forward.collate = collate  # type: ignore[method-assign]
 
     def stop_in(self, update: int, event: threading.Event) -> None:
         """Sets an event as soon as an update begins."""
@@ -121,6 +141,32 @@ def test_an_update_that_diverges_ends_it(tmp_path: Path) -> None:
         parameter.data.fill_(float("nan"))
     with pytest.raises(HeadraceError, match="update 1 of 8 can't be made"):
         trial.run()
+
+
+def test_an_update_that_fails_leaves_a_checkpoint_of_those_before(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, a_job())
+    plain = trial.learner.train
+
+    def train(*arguments: Any) -> dict[str, float]:
+        if trial.progress.done == 2:
+            raise UnusableBatch("the loss is not finite")
+        return plain(*arguments)
+
+    trial.learner.train = train  # type: ignore[method-assign, assignment]
+    with pytest.raises(HeadraceError, match="update 3 of 8 can't be made"):
+        trial.run()
+    assert Trial(tmp_path, a_job()).progress.done == 2
+
+
+def test_a_row_that_does_not_fit_is_left_out(tmp_path: Path) -> None:
+    trial = Trial(tmp_path, a_job(long=3, held_out=0))
+    trial.limit_memory(12)
+    assert trial.run()
+    assert trial.progress.dropped == 2  # Once in each epoch.
+    assert len(trial.progress.losses) == trial.progress.updates - 2
+    left_out = [line for line in trial.said if "left out" in line]
+    assert len(left_out) == 2
+    assert "left out all its 1 sequences" in left_out[0]
 
 
 def test_a_tokenizer_of_another_model_is_noticed(tmp_path: Path) -> None:
