@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,11 +142,11 @@ class FineTuning:
         ends = {0, *progress.epoch_ends}
         try:
             if progress.done in ends - dict(progress.held_out).keys():
-                self._measure(cut)
+                self._measure(cut, say)
             while progress.done < len(self._updates) and not stopping.is_set():
                 self._update(cut, say)
                 if progress.done in ends:
-                    self._measure(cut)
+                    self._measure(cut, say)
                 if progress.done - max(self._saved, 0) >= every:
                     self.save()
         except Stopped:
@@ -194,8 +195,19 @@ class FineTuning:
             say(f"update {number} left out {dropped} sequences that do not fit into the memory")
         progress.done = number
 
-    def _measure(self, cut: threading.Event) -> None:
-        if self._plan.held_out:
-            batch = UpdateBatch([self._sequences[index] for index in self._plan.held_out])
-            found = self._learner.cross_entropy(batch, cut)
-            self._progress.held_out.append((self._progress.done, found))
+    def _measure(self, cut: threading.Event, say: Callable[[str], None]) -> None:
+        nats, measured, expected = 0.0, 0, 0
+        for part in self._plan.measured:
+            batch = UpdateBatch([self._sequences[index] for index in part])
+            expected += batch.tokens
+            with suppress(UnusableBatch):  # No sequence of the part fits into the memory.
+                of_part, tokens = self._learner.cross_entropy(batch, cut)
+                nats, measured = nats + of_part, measured + tokens
+        done = self._progress.done
+        if measured:
+            self._progress.held_out.append((done, nats / measured))
+        if measured < expected:
+            say(
+                f"after update {done}: {expected - measured} of {expected} held-out tokens can't "
+                "be measured, because their sequences do not fit into the memory or the model"
+            )
