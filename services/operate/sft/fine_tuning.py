@@ -7,6 +7,7 @@ the learner's thread.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from headrace.trainer.ranks.with_learner import AnyLearner
 
 
+SAVE_S = 60.0
+"""Least seconds from one checkpoint to the next."""
+SAVE_SHARE = 20
+"""The same, in durations of a checkpoint: nothing is learned while one is written."""
 _KEPT = ("losses", "held_out", "rate", "tokens", "dropped")
 
 
@@ -99,9 +104,11 @@ class FineTuning:
         checkpoints: Checkpoints,
         digest: bytes,
         progress: SftProgress,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`digest` is that of all that the result follows from: a checkpoint must have the same.
 
+        `clock` returns seconds.
         Raises UsageError if a token id is not one of the model's.
         """
         highest = max(int(one.tokens.max()) for one in sequences)
@@ -118,6 +125,10 @@ class FineTuning:
         self._digest = digest
         self._progress = progress
         self._saved = -1
+        self._clock = clock
+        self._saved_at = clock()
+        self._save_s = 0.0
+        """How long the last checkpoint took, in seconds."""
 
     def resume(self, checkpoint: Checkpoint, state: Path) -> None:
         """Continues from a checkpoint. Raises UsageError if its figures can't be read."""
@@ -129,14 +140,13 @@ class FineTuning:
         self,
         stopping: threading.Event,
         cut: threading.Event,
-        every: int,
         say: Callable[[str], None],
     ) -> bool:
         """Makes the updates that are left. Returns whether all are made and measured now.
 
         Stops before the next update if `stopping` is set, and within an update, which it then
-        drops, if `cut` is. Writes a checkpoint each `every` updates, and in the end. Raises
-        HeadraceError if an update can't be made.
+        drops, if `cut` is. Writes a checkpoint now and then, and in the end. Raises HeadraceError
+        if an update can't be made.
         """
         progress = self._progress
         ends = {0, *progress.epoch_ends}
@@ -147,7 +157,7 @@ class FineTuning:
                 self._update(cut, say)
                 if progress.done in ends:
                     self._measure(cut, say)
-                if progress.done - max(self._saved, 0) >= every:
+                if self._clock() - self._saved_at >= max(SAVE_S, SAVE_SHARE * self._save_s):
                     self.save()
         except Stopped:
             self.save()
@@ -166,8 +176,10 @@ class FineTuning:
             self._learner.save(state)
             write_figures(state, self._progress.kept())
 
+        began = self._clock()
         self._checkpoints.save(checkpoint, write)
-        self._saved = done
+        self._saved, self._saved_at = done, self._clock()
+        self._save_s = self._saved_at - began
 
     def _update(self, cut: threading.Event, say: Callable[[str], None]) -> None:
         progress = self._progress

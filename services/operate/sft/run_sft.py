@@ -56,8 +56,7 @@ async def run_sft(
             await call(partial(tuning.resume, *found))
             view.say(f"continues after update {progress.done} of {progress.updates}")
         status.begin(progress)
-        every = training.checkpoint_every
-        if await call(partial(tuning.run, stopping, cut, every, view.say)):
+        if await call(partial(tuning.run, stopping, cut, view.say)):
             status.phase = "writing the model"
             weights = await call(learner.weights)
             told = {**facts, **progress.facts()}

@@ -19,7 +19,7 @@ from headrace.trainer.sequences import TokenSequence
 
 KEPT = (
     "betas", "weight_decay", "max_grad_norm", "max_tokens", "activation_checkpointing", "threads",
-    "device", "processes", "rank_timeout_s", "checkpoint_every", "keep_checkpoints",
+    "device", "processes", "rank_timeout_s", "keep_checkpoints",
 )  # fmt: skip
 """Settings of the recipe's trainer that also hold here. The others are about rewards."""
 DECISIVE = (

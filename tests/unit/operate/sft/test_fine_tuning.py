@@ -59,11 +59,13 @@ class Trial:
     """A learner and its fine-tuning."""
 
     def __init__(self, folder: Path, job: SftJob) -> None:
+        self.now = 0.0
         self.learner = Learner(FOLDER, job.policy)
         self.progress = SftProgress(len(job.plan.updates), job.plan.epoch_ends)
         checkpoints = Checkpoints(folder, 2)
         self.tuning = FineTuning(
-            self.learner, job.sequences, job.plan, checkpoints, job.digest, self.progress
+            *(self.learner, job.sequences, job.plan, checkpoints, job.digest, self.progress),
+            lambda: self.now,
         )
         self.said: list[str] = []
         self.stopping, self.cut = threading.Event(), threading.Event()
@@ -71,7 +73,7 @@ class Trial:
             self.tuning.resume(*found)
 
     def run(self) -> bool:
-        return self.tuning.run(self.stopping, self.cut, 3, self.said.append)
+        return self.tuning.run(self.stopping, self.cut, self.said.append)
 
     def limit_memory(self, tokens: int) -> None:
         """Gives the device too little memory for larger micro-batches."""
@@ -126,6 +128,27 @@ def test_a_stopped_one_continues_to_the_same_weights(tmp_path: Path, at_once: bo
     assert again.learner.weights() == whole.learner.weights()
     assert again.progress.facts() == whole.progress.facts()
     assert again.progress.tokens_before == first.progress.tokens
+
+
+@pytest.mark.parametrize(("save_s", "saved"), [(0.0, [3, 6, 8]), (4.0, [3, 7, 8])])
+def test_checkpoints_take_little_of_the_time(
+    tmp_path: Path, save_s: float, saved: list[int]
+) -> None:
+    trial, found = Trial(tmp_path, a_job()), list[int]()
+    train, save = trial.learner.train, trial.learner.save
+
+    def slow_train(*arguments: Any) -> dict[str, float]:
+        trial.now += 20.0
+        return train(*arguments)
+
+    def slow_save(path: Path) -> None:
+        found.append(trial.progress.done)
+        trial.now += save_s
+        save(path)
+
+    trial.learner.train, trial.learner.save = slow_train, slow_save  # type: ignore
+    assert trial.run()
+    assert found == saved
 
 
 def test_checkpoints_of_other_data_are_not_continued(tmp_path: Path) -> None:
