@@ -21,6 +21,7 @@ from headrace.schemas.events import (
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.requests import Answer
+from headrace.services.agent.stops import reached_limits
 from headrace.services.base.types import Observation
 from headrace.services.env.answers import answer_to
 from headrace.services.operate.try_episode.players import Player
@@ -76,6 +77,8 @@ class ScriptedEpisode:
     attempts: int = 1
     """How many attempts asked for something."""
     seconds: float = 0.0
+    limits: list[str] = field(default_factory=list)
+    """The limits that stopped a request, by their endings."""
     _sent: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _error: BaseException | None = None
@@ -85,6 +88,7 @@ class ScriptedEpisode:
         answers = {0: dict(self.recorded)} if self.recorded else {}
         self.run = EpisodeRun(self._send, self.started, time.time(), self.setup, answers)
         self._begin(beside(self.run))
+        reached_limits.set(self.limits)
         began = time.monotonic()
         try:
             await self.run.run()

@@ -33,6 +33,12 @@ async def good(episode: Episode) -> None:
         observation = await episode.step(chosen.text)
 
 
+async def minds_its_limit(episode: Episode) -> None:
+    observation = await episode.reset()
+    while not observation.done and episode.turns_left:
+        observation = await episode.step((await episode.generate(observation.text)).text)
+
+
 class GoodTeam:
     """An agent that is a class, with an option and two roles."""
 
@@ -170,6 +176,7 @@ def check(made: Callable[..., Any], **changes: Any) -> Any:
     [
         (good, {"judges": ["jury"]}),
         (plain, {"steps": 5, "answers": ["left", "right"]}),
+        (minds_its_limit, {}),
         (GoodTeam, {"options": {"hint": "look"}, "roles": ["policy", "critic"]}),
     ],
 )
