@@ -130,8 +130,9 @@ class _AgentChecks:
         whole = await self._trial.played()
         calls = list(whole.answers)
         for number in range(0, len(calls), max(1, len(calls) // MOST_CUTS)):
-            recorded = {call: whole.answers[call] for call in calls[: number + 1]}
-            again = await self._trial.played(self._trial.episode(recorded=recorded))
+            recorded = calls[: number + 1]
+            continued = self._trial.episode(before=whole, calls=recorded)
+            again = await self._trial.played(continued)
             require(
                 again.attempts == 1,
                 f"with {len(recorded)} recorded answers it asked for something else than before",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headrace.schemas.events import EpisodeStarted, GenerationCompleted, TaskSubmitted
+from headrace.schemas.events import EpisodeStarted, TaskSubmitted
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup
@@ -52,10 +52,14 @@ class AgentTrial:
     def episode(
         self,
         script: Script | None = None,
-        recorded: Mapping[str, Answer] | None = None,
+        before: ScriptedEpisode | None = None,
+        calls: Collection[str] = (),
         **limits: int,
     ) -> ScriptedEpisode:
-        """Returns an episode that was not played yet. `limits` are fields of its task."""
+        """Returns an episode that was not played yet. `limits` are fields of its task.
+
+        It has the recorded answers of the episode `before` to these calls.
+        """
         script = self.script if script is None else script
         submitted = self.submitted.model_copy(update=limits)
         deadline = int((time.time() + submitted.deadline_s) * 1000)
@@ -64,10 +68,12 @@ class AgentTrial:
         )
         said = itertools.cycle(script.answers)
         player = scripted_player(self.recipe, lambda _: next(said))
-        for answer in (recorded or {}).values():
-            if isinstance(answer, GenerationCompleted):
+        recorded: dict[str, Answer] = {}
+        if before is not None:
+            recorded = {call: before.answers[call] for call in calls}
+            for _ in before.scripted.intersection(calls):
                 next(said)
-        return ScriptedEpisode(script, started, self.setup, player, recorded or {})
+        return ScriptedEpisode(script, started, self.setup, player, recorded)
 
     async def played(self, episode: ScriptedEpisode | None = None) -> ScriptedEpisode:
         """Plays an episode and returns it. Raises Violation if it does not finish by itself."""

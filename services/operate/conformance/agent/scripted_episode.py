@@ -70,6 +70,8 @@ class ScriptedEpisode:
     """What the agent asked for in the first attempt, by call."""
     answers: dict[str, Answer] = field(default_factory=dict)
     """What it got, by call."""
+    scripted: set[str] = field(default_factory=set)
+    """The calls that got an answer of the script. Others are demonstrations of the agent."""
     outcome: EpisodeEnded | None = None
     trajectory: TrajectoryRecorded | None = None
     asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -116,6 +118,8 @@ class ScriptedEpisode:
         self.attempts = max(self.attempts, request.attempt + 1)
         if request.attempt == 0:
             self.requests[request.call] = _described(request)
+            if isinstance(request, GenerationRequested) and request.demonstration is None:
+                self.scripted.add(request.call)
         self.asked.set()
         if not self.script.silent:
             self._begin(self._answer(request))

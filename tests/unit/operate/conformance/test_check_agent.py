@@ -39,6 +39,13 @@ async def minds_its_limit(episode: Episode) -> None:
         observation = await episode.step((await episode.generate(observation.text)).text)
 
 
+async def shows_first(episode: Episode) -> None:
+    observation = await episode.reset()
+    await episode.generate("like this:", demonstration="d")
+    while not observation.done:
+        observation = await episode.step((await episode.generate(observation.text)).text)
+
+
 class GoodTeam:
     """An agent that is a class, with an option and two roles."""
 
@@ -177,6 +184,7 @@ def check(made: Callable[..., Any], **changes: Any) -> Any:
         (good, {"judges": ["jury"]}),
         (plain, {"steps": 5, "answers": ["left", "right"]}),
         (minds_its_limit, {}),
+        (shows_first, {}),
         (GoodTeam, {"options": {"hint": "look"}, "roles": ["policy", "critic"]}),
     ],
 )
