@@ -127,6 +127,20 @@ class SharedState(GoodWorld):
         return Observation(text="".join(self.said), terminated=found.terminated)
 
 
+class SharedWorld(GoodWorld):
+    """The newest reset makes the world of all instances."""
+
+    world: ClassVar[dict[str, int]] = {}
+
+    async def reset(self, task: TaskView) -> Observation:
+        self.world["seed"] = task.seed
+        return await super().reset(task)
+
+    async def step(self, action: str) -> Observation:
+        drawn = Random(self.world["seed"]).random()
+        return Observation(text=f"{drawn}", terminated=action == "3")
+
+
 class ResetOnce(GoodWorld):
     async def reset(self, task: TaskView) -> Observation:
         again = hasattr(self, "number")
@@ -226,6 +240,7 @@ FAULTS: list[tuple[Callable[..., Any], str, str]] = [
     (IgnoresTheSeed, "a_seed_repeats", "differ at step 1"),
     (WorldOfTheSample, "samples_share_the_world", "differ at the reset"),
     (SharedState, "episodes_are_apart", "one beside another differ"),
+    (SharedWorld, "episodes_are_apart", "one beside another differ"),
     (ResetOnce, "can_be_reset", "differ at the reset"),
     (Blocks, "blocks_no_loop", "blocked the asyncio loop for"),
     (HangsAfterTheEnd, "a_step_after_the_end_returns", "did not return within 1 s"),
