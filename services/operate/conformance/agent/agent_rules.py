@@ -21,6 +21,8 @@ LATE_S = AGENT_CLOSE_S + 1.0
 """Seconds after a cancellation or a deadline at which the episode must be over."""
 MOST_CUTS = 6
 """Most crashes that are tried, each at another request."""
+TOGETHER = 3
+"""How many episodes run at the same time, each with a script of its own."""
 ENDLESS = 1_000_000
 
 
@@ -146,11 +148,13 @@ class _AgentChecks:
 
     async def episodes_are_apart(self) -> None:
         self._trial.require_replayable()
-        alone = await self._trial.played()
-        together = await asyncio.gather(*(self._trial.played() for _ in range(3)))
-        for one in together:
+        trial = self._trial
+        scripts = [trial.script.turned(by) for by in range(TOGETHER)]
+        alone = [await trial.played(trial.episode(one)) for one in scripts]
+        together = await asyncio.gather(*(trial.played(trial.episode(one)) for one in scripts))
+        for one, other in zip(alone, together, strict=True):
             require_same_requests(
-                alone.requests, one.requests, "an episode alone and one beside others"
+                one.requests, other.requests, "an episode alone and one beside others"
             )
 
     async def stops_at_its_limit(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.schemas.events import (
@@ -45,6 +45,20 @@ class Script:
     """Whether the first action fails."""
     silent: bool = False
     """Whether nothing is ever answered."""
+
+    def turned(self, by: int) -> Script:
+        """Returns another script: it begins with later texts, and has `by` more steps."""
+
+        def turn(texts: tuple[str, ...]) -> tuple[str, ...]:
+            first = by % len(texts)
+            return texts[first:] + texts[:first]
+
+        return replace(
+            self,
+            observations=turn(self.observations),
+            answers=turn(self.answers),
+            steps=self.steps + by,
+        )
 
     def observation(self, action: ActionRequested) -> Observation:
         """Returns the answer to an action, which depends on its index alone."""

@@ -114,6 +114,17 @@ class Shares:
             observation = await episode.step(generation.text)
 
 
+class SharesWhatItReads:
+    text = ""
+
+    async def __call__(self, episode: Episode) -> None:
+        observation = await episode.reset()
+        while not observation.done:
+            self.text = observation.text
+            generation = await episode.generate("think")
+            observation = await episode.step(f"{self.text} {generation.text}")
+
+
 async def swallows(episode: Episode) -> None:
     with suppress(BaseException):
         await never_looks(episode)
@@ -163,6 +174,7 @@ FAULTS: list[tuple[Callable[..., Any], str, str]] = [
     (draws, "repeats_its_requests", "two episodes with the same answers differ"),
     (asyncio_gather, "continues_after_a_crash", ""),
     (Shares, "episodes_are_apart", "one beside others differ"),
+    (SharesWhatItReads, "episodes_are_apart", "one beside others differ"),
     (swallows, "stops_at_its_limit", "ended as 'finished'"),
     (swallows, "passes_failures_on", "ended as 'finished'"),
     (hangs_on, "ends_when_cancelled", "the asyncio task"),
