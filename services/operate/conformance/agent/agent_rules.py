@@ -218,9 +218,11 @@ class _AgentChecks:
     async def stays_inside(self) -> None:
         if self._trial.connects:
             raise NotChecked("it may connect (--connects)")
-        await self._trial.played()
+        await self._trial.played()  # Imports may start programs once.
         with outside_calls() as found:
             await self._trial.played()
+        # A connection may be kept, so those of all episodes so far count.
+        found = list(dict.fromkeys([*self._trial.connections, *found]))
         require(not found, f"it did this by itself: {'; '.join(found[:3])}")
 
     async def leaves_nothing(self) -> None:

@@ -155,6 +155,19 @@ async def connects(episode: Episode) -> None:
         socket.create_connection(("127.0.0.1", 9), timeout=0.1).close()
 
 
+class KeepsALine:
+    """It connects once, and keeps the connection."""
+
+    line: socket.socket | None = None
+
+    async def __call__(self, episode: Episode) -> None:
+        if self.line is None:
+            self.line = socket.socket()
+            with self.line, suppress(OSError):
+                self.line.connect(("127.0.0.1", 9))
+        await plain(episode)
+
+
 async def runs_a_program(episode: Episode) -> None:
     await plain(episode)
     subprocess.run([sys.executable, "-c", ""], check=True)
@@ -181,6 +194,7 @@ FAULTS: list[tuple[Callable[..., Any], str, str]] = [
     (hangs_on, "ends_at_its_deadline", "the asyncio task"),
     (blocks, "blocks_no_loop", "blocked the asyncio loop for"),
     (connects, "stays_inside", "socket.connect"),
+    (KeepsALine, "stays_inside", "socket.connect"),
     (runs_a_program, "stays_inside", "subprocess.Popen"),
     (leaves_a_task, "leaves_nothing", "the asyncio task"),
 ]
@@ -216,6 +230,10 @@ def test_a_fault_breaks_its_rule(made: Callable[..., Any], rule: str, says: str)
 
 def test_each_rule_has_a_fault() -> None:
     assert {one.rule for one in check(plain).findings} == {rule for _, rule, _ in FAULTS}
+
+
+def test_a_connection_of_an_earlier_rule_counts() -> None:
+    assert check(KeepsALine, rules=["plays_an_episode", "stays_inside"]).failed == ("stays_inside",)
 
 
 def test_an_agent_may_say_that_it_connects() -> None:
