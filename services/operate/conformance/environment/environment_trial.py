@@ -67,6 +67,8 @@ class EnvironmentTrial:
     """Whether instances must take another reset."""
     score: Mapping[str, Any] | None = None
     """What a judge gets."""
+    namespace: str = "conformance"
+    """The first part of the names of environments. Each run of the kit has another one."""
     _opened: bool = False
     _unmade: str = ""
     """Why no environment can be made."""
