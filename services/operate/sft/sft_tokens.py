@@ -122,7 +122,7 @@ def shown_values(size: int) -> dict[str, Any]:
 
     Each value is stored once, so they take no memory for each token.
     """
-    values = {
+    values: dict[str, np.generic] = {
         "behaviour": np.float32(0),
         "advantages": np.float32(1),
         "versions": np.int64(-1),
