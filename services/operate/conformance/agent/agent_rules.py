@@ -47,9 +47,10 @@ def agent_rules(trial: AgentTrial) -> list[Rule]:
             checks.rewards_are_finite,
         ),
         Rule(
-            "repeats_its_requests", "With the same answers it asks for the same things.",
-            "Use episode.random for random numbers, and no clock. Keep no state outside of the "
-            "coroutine.",
+            "repeats_its_requests",
+            "In one process, it asks for the same things if it gets the same answers.",
+            "Use episode.random for random numbers, and no clock. Sort sets. Keep no state outside "
+            "of the coroutine.",
             checks.repeats_its_requests,
         ),
         Rule(

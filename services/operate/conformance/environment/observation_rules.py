@@ -48,9 +48,10 @@ def observation_rules(trial: EnvironmentTrial) -> list[Rule]:
             checks.observations_fit_a_record, limit_s=300,
         ),
         Rule(
-            "a_seed_repeats", "The same task with the same actions gives the same observations.",
-            "Draw all random numbers from Random(task.seed), read no clock, and keep no state "
-            "outside of the instance. Or set replayable = False.",
+            "a_seed_repeats",
+            "In one process, the same task with the same actions gives the same observations.",
+            "Draw all random numbers from Random(task.seed), read no clock, sort sets, and keep no "
+            "state outside of the instance. Or set replayable = False.",
             checks.a_seed_repeats, limit_s=300,
         ),
         Rule(
