@@ -10,7 +10,13 @@ import torch
 
 from headrace.errors import HeadraceError
 from headrace.trainer.collate import pack
-from headrace.trainer.sequences import TokenSequence, UnusableBatch, UnusableSample, UpdateBatch
+from headrace.trainer.sequences import (
+    NothingFits,
+    TokenSequence,
+    UnusableBatch,
+    UnusableSample,
+    UpdateBatch,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +69,10 @@ class Remaining:
         self.drop(chosen.sample, f"{error}, and one of its sequences has {longest} tokens")
 
     def drop(self, sample: int, reason: str) -> None:
-        """Drops a sample, by its index in the batch. Raises UnusableBatch if none remains."""
+        """Drops a sample, by its index in the batch.
+
+        Raises UnusableBatch if none remains: NothingFits if all were dropped for memory alone.
+        """
         name = next(one.name for one in self._sequences() if one.sample == sample)
         self.reasons.append(f"{name}: {reason}")
         kept = [
@@ -72,7 +81,8 @@ class Remaining:
         ]
         self.updates = [update for update in kept if update.sequences]
         if not self.updates:
-            raise UnusableBatch(
+            all_too_large = self.too_large == len(self.reasons)
+            raise (NothingFits if all_too_large else UnusableBatch)(
                 f"none of its samples can be trained on. The last reason: {self.reasons[-1]}"
             )
 

@@ -153,13 +153,27 @@ class Learner:
             self.start_logprobs = [one for plan in plans for one in plan.by_sequence(self._ranks)]
         return totals.metrics()
 
-    def cross_entropy(self, update: UpdateBatch, stop: threading.Event | None = None) -> float:
-        """Returns the mean cross-entropy of an update's trained tokens, in nats. Learns nothing.
+    def cross_entropy(
+        self, update: UpdateBatch, stop: threading.Event | None = None
+    ) -> tuple[float, int]:
+        """Returns the sum of the cross-entropy of trained tokens, in nats, and their number.
 
-        Raises UnusableSample if a sequence is too long for the model, and Stopped.
+        Learns nothing. Drops samples as `train` does. Raises UnusableBatch
+        if none remains, and Stopped.
         """
-        plan = self._plan(update, self._settings.max_tokens)
-        return -float(self._forward.all_logprobs(plan, stop).mean())
+        remaining = Remaining([update], self._settings.max_tokens)
+        found = remaining.train(
+            lambda: self._measure(remaining.updates[0], remaining.max_tokens, stop)
+        )
+        return found["nats"], int(found["tokens"])
+
+    def _measure(
+        self, update: UpdateBatch, max_tokens: int, stop: threading.Event | None
+    ) -> dict[str, float]:
+        """Measures an update. Raises OutOfMemory, UnusableSample and Stopped."""
+        with self._rollback(needed=False):
+            logprobs = self._forward.all_logprobs(self._plan(update, max_tokens), stop)
+            return {"nats": -float(logprobs.double().sum()), "tokens": float(len(logprobs))}
 
     def save(self, path: Path) -> None:
         """Writes all state that training continues from, as `LearnerState.save`."""

@@ -31,6 +31,10 @@ class UnusableBatch(HeadraceError):
     """The batch can't be trained on: its trajectories are malformed, or training diverges."""
 
 
+class NothingFits(UnusableBatch):
+    """The device has too little memory for each single sample of the batch."""
+
+
 class UnusableSample(UnusableBatch):
     """One sample can't be trained on; the rest of its batch can."""
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Literal
 
 from headrace.errors import DependencyError
 from headrace.schemas.events import Failure
+
+reached_limits: ContextVar[list[str]] = ContextVar("reached_limits")
+"""Gets each limit that stops an episode of this context, also if the agent goes on."""
 
 
 class EpisodeStopped(BaseException):
@@ -20,6 +24,7 @@ class EpisodeStopped(BaseException):
     def __init__(self, ending: Literal["turn_limit", "token_limit", "overflow"]) -> None:
         super().__init__(ending)
         self.ending = ending
+        reached_limits.get([]).append(ending)
 
 
 Blamed = Literal["infrastructure", "agent"]

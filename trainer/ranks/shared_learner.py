@@ -74,7 +74,9 @@ class SharedLearner:
         metrics = self._learner.train(updates, stop)
         return metrics | {"processes": float(self.processes)}
 
-    def cross_entropy(self, update: UpdateBatch, stop: threading.Event | None = None) -> float:
+    def cross_entropy(
+        self, update: UpdateBatch, stop: threading.Event | None = None
+    ) -> tuple[float, int]:
         """As in `Learner`."""
         self._group.tell("cross_entropy", update)
         return self._learner.cross_entropy(update, stop)

@@ -182,21 +182,22 @@ def _run(
 ) -> dict[str, Any]:
     """Gathers the data, learns it and writes the folder. Returns what its `headrace.json` says."""
     import asyncio
-    import shutil
 
     from rich.console import Console
 
     from headrace.services.operate.export.model_export import check_target
     from headrace.services.operate.sft.gather_data import gather
     from headrace.services.operate.sft.run_sft import run_sft
+    from headrace.services.operate.sft.sft_checkpoints import check_checkpoints, drop_checkpoints
     from headrace.services.operate.sft.sft_job import make_job
     from headrace.services.operate.sft.sft_view import SftStatus, SftView
 
     check_target(target.folder, target.force)
-    if restart:
-        shutil.rmtree(target.checkpoints, ignore_errors=True)
+    check_checkpoints(target.checkpoints)
     data = asyncio.run(gather(wanted, cluster, say_unless(quiet)))
     job = make_job(data.name, data.policy, data.examples.sequences, learning)
+    if restart:
+        drop_checkpoints(target.checkpoints)
     status = SftStatus(target.folder.name)
     view = SftView(status, Console(stderr=True, quiet=quiet))
     facts = {**data.facts, "held_out": len(job.plan.held_out)}

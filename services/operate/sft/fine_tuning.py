@@ -7,19 +7,35 @@ the learner's thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import HeadraceError, UsageError
+from headrace.services.operate.sft.sft_checkpoints import read_figures, write_figures
 from headrace.services.operate.sft.sft_plan import SftPlan
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints
-from headrace.trainer.sequences import Stopped, TokenSequence, UnusableBatch, UpdateBatch
+from headrace.trainer.sequences import (
+    NothingFits,
+    Stopped,
+    TokenSequence,
+    UnusableBatch,
+    UpdateBatch,
+)
 
 if TYPE_CHECKING:
     # It imports torch.
     from headrace.trainer.ranks.with_learner import AnyLearner
+
+
+SAVE_S = 60.0
+"""Least seconds from one checkpoint to the next."""
+SAVE_SHARE = 20
+"""The same, in durations of a checkpoint: nothing is learned while one is written."""
+_KEPT = ("losses", "held_out", "rate", "tokens", "dropped")
 
 
 @dataclass
@@ -39,7 +55,9 @@ class SftProgress:
     rate: float = 0.0
     """The learning rate of the newest update."""
     tokens: int = 0
-    """How many tokens were learned since the start."""
+    """How many tokens were learned, those before a checkpoint included."""
+    tokens_before: int = 0
+    """How many of them a checkpoint had."""
     dropped: int = 0
     """How many sequences did not fit into the memory."""
 
@@ -55,6 +73,18 @@ class SftProgress:
             **last,
             **held,
         }
+
+    def kept(self) -> dict[str, Any]:
+        """Returns the figures that a checkpoint keeps."""
+        return {name: getattr(self, name) for name in _KEPT}
+
+    def restore(self, done: int, kept: Mapping[str, Any]) -> None:
+        """Continues after `done` updates with what `kept` returned."""
+        for name in _KEPT:
+            setattr(self, name, kept[name])
+        self.held_out = [(int(at), float(value)) for at, value in self.held_out]
+        self.done = self.continued = done
+        self.tokens_before = self.tokens
 
     @property
     def epoch(self) -> int:
@@ -74,9 +104,11 @@ class FineTuning:
         checkpoints: Checkpoints,
         digest: bytes,
         progress: SftProgress,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`digest` is that of all that the result follows from: a checkpoint must have the same.
 
+        `clock` returns seconds.
         Raises UsageError if a token id is not one of the model's.
         """
         highest = max(int(one.tokens.max()) for one in sequences)
@@ -93,37 +125,43 @@ class FineTuning:
         self._digest = digest
         self._progress = progress
         self._saved = -1
+        self._clock = clock
+        self._saved_at = clock()
+        self._save_s = 0.0
+        """How long the last checkpoint took, in seconds."""
 
     def resume(self, checkpoint: Checkpoint, state: Path) -> None:
-        """Continues from a checkpoint."""
+        """Continues from a checkpoint. Raises UsageError if its figures can't be read."""
+        self._progress.restore(checkpoint.version, read_figures(state))
         self._learner.load(state)
-        self._progress.done = self._progress.continued = self._saved = checkpoint.version
+        self._saved = checkpoint.version
 
     def run(
         self,
         stopping: threading.Event,
         cut: threading.Event,
-        every: int,
         say: Callable[[str], None],
     ) -> bool:
-        """Makes the updates that are left. Returns whether all are made now.
+        """Makes the updates that are left. Returns whether all are made and measured now.
 
         Stops before the next update if `stopping` is set, and within an update, which it then
-        drops, if `cut` is. Writes a checkpoint each `every` updates, and in the end. Raises
-        HeadraceError if an update can't be made.
+        drops, if `cut` is. Writes a checkpoint now and then, and in the end. Raises HeadraceError
+        if an update can't be made.
         """
         progress = self._progress
+        ends = {0, *progress.epoch_ends}
         try:
-            if not progress.held_out:
-                self._measure(cut)
+            if progress.done in ends - dict(progress.held_out).keys():
+                self._measure(cut, say)
             while progress.done < len(self._updates) and not stopping.is_set():
                 self._update(cut, say)
-                if progress.done in progress.epoch_ends:
-                    self._measure(cut)
-                if progress.done - max(self._saved, 0) >= every:
+                if progress.done in ends:
+                    self._measure(cut, say)
+                if self._clock() - self._saved_at >= max(SAVE_S, SAVE_SHARE * self._save_s):
                     self.save()
         except Stopped:
-            pass
+            self.save()
+            return False
         self.save()
         return progress.done == len(self._updates)
 
@@ -133,8 +171,15 @@ class FineTuning:
         if done == self._saved:
             return
         checkpoint = Checkpoint(done, done, self._digest, self._learner.processes)
-        self._checkpoints.save(checkpoint, self._learner.save)
-        self._saved = done
+
+        def write(state: Path) -> None:
+            self._learner.save(state)
+            write_figures(state, self._progress.kept())
+
+        began = self._clock()
+        self._checkpoints.save(checkpoint, write)
+        self._saved, self._saved_at = done, self._clock()
+        self._save_s = self._saved_at - began
 
     def _update(self, cut: threading.Event, say: Callable[[str], None]) -> None:
         progress = self._progress
@@ -142,7 +187,14 @@ class FineTuning:
         batch = UpdateBatch([self._sequences[index] for index in self._updates[number - 1]])
         try:
             metrics = self._learner.train([batch], cut)
+        except NothingFits:
+            count = len(batch.sequences)
+            progress.dropped += count
+            say(f"update {number} left out all its {count} sequences: they do not fit into memory")
+            progress.done = number
+            return
         except UnusableBatch as error:
+            self.save()  # The weights are as they were before the update.
             raise HeadraceError(
                 f"update {number} of {len(self._updates)} can't be made: {error}. Lower "
                 "--learning-rate, or look at the data"
@@ -155,8 +207,19 @@ class FineTuning:
             say(f"update {number} left out {dropped} sequences that do not fit into the memory")
         progress.done = number
 
-    def _measure(self, cut: threading.Event) -> None:
-        if self._plan.held_out:
-            batch = UpdateBatch([self._sequences[index] for index in self._plan.held_out])
-            found = self._learner.cross_entropy(batch, cut)
-            self._progress.held_out.append((self._progress.done, found))
+    def _measure(self, cut: threading.Event, say: Callable[[str], None]) -> None:
+        nats, measured, expected = 0.0, 0, 0
+        for part in self._plan.measured:
+            batch = UpdateBatch([self._sequences[index] for index in part])
+            expected += batch.tokens
+            with suppress(UnusableBatch):  # No sequence of the part fits into the memory.
+                of_part, tokens = self._learner.cross_entropy(batch, cut)
+                nats, measured = nats + of_part, measured + tokens
+        done = self._progress.done
+        if measured:
+            self._progress.held_out.append((done, nats / measured))
+        if measured < expected:
+            say(
+                f"after update {done}: {expected - measured} of {expected} held-out tokens can't "
+                "be measured, because their sequences do not fit into the memory or the model"
+            )

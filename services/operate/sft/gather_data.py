@@ -62,7 +62,7 @@ async def gather(wanted: WantedData, cluster: ClusterConfig, say: Say) -> Gather
         tokens = RowTokens(folder, policy, _context(folder, policy))
         agent = wanted.recipe.agents.get(wanted.recipe.tasks.agent)
         form = tool_format({} if agent is None else agent.options)
-        add_rows(examples, wanted.files, tokens, form)
+        await add_rows(examples, wanted.files, tokens, form, say)
     if wanted.recorded:
         facts |= await _add_namespace(examples, wanted, cluster, name, policy, say)
     examples.check(wanted.skip_bad)

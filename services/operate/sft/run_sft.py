@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -15,7 +14,8 @@ from typing import Any, TypeVar
 from headrace.errors import Interrupted, UsageError
 from headrace.services.models.weights import model_folder
 from headrace.services.operate.sft.fine_tuning import FineTuning, SftProgress
-from headrace.services.operate.sft.sft_job import SftJob, SftTarget, find_checkpoint
+from headrace.services.operate.sft.sft_checkpoints import drop_checkpoints, find_checkpoint
+from headrace.services.operate.sft.sft_job import SftJob, SftTarget
 from headrace.services.operate.sft.sft_model import write_model
 from headrace.services.operate.sft.sft_view import SftStatus, SftView
 from headrace.trainer.checkpoint import Checkpoints
@@ -56,8 +56,7 @@ async def run_sft(
             await call(partial(tuning.resume, *found))
             view.say(f"continues after update {progress.done} of {progress.updates}")
         status.begin(progress)
-        every = training.checkpoint_every
-        if await call(partial(tuning.run, stopping, cut, every, view.say)):
+        if await call(partial(tuning.run, stopping, cut, view.say)):
             status.phase = "writing the model"
             weights = await call(learner.weights)
             told = {**facts, **progress.facts()}
@@ -75,7 +74,7 @@ async def run_sft(
             f"stopped after update {progress.done} of {progress.updates}. The checkpoint is in "
             f"{target.checkpoints}: the same command continues from it"
         )
-    shutil.rmtree(target.checkpoints, ignore_errors=True)
+    drop_checkpoints(target.checkpoints)
     return written[0]
 
 
@@ -108,13 +107,14 @@ async def _signals(view: SftView) -> AsyncIterator[tuple[threading.Event, thread
 
 @asynccontextmanager
 async def _refreshing(view: SftView) -> AsyncIterator[None]:
-    """Refreshes the view now and then, and closes it in the end."""
+    """Opens the view, refreshes it now and then, and closes it in the end."""
 
     async def refresh() -> None:
         while True:
             await asyncio.sleep(REFRESH_S)
             view.refresh()
 
+    view.open()
     task = asyncio.create_task(refresh())
     try:
         yield

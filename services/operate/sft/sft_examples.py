@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,13 +15,15 @@ from headrace.errors import UsageError
 from headrace.schemas.events import Sampling, TrajectoryRecorded, Turn
 from headrace.services.base.tool_calls import Format
 from headrace.services.operate.sft.sft_rows import BadRow, read_rows
-from headrace.services.operate.sft.sft_tokens import RowTokens
+from headrace.services.operate.sft.sft_tokens import RowTokens, shown_values
 from headrace.services.operate.trajectories.export_sft import Selection
 from headrace.services.operate.trajectories.recorded_episodes import EpisodeReader
 from headrace.trainer.sequences import TokenSequence, UnusableBatch, token_sequences
 
 MOST_SHOWN = 10
 """How many bad rows a message lists."""
+SAY_S = 5.0
+"""Seconds between two lines about the progress."""
 
 
 @dataclass
@@ -69,8 +73,18 @@ class Examples:
         return lines
 
 
-def add_rows(into: Examples, files: Sequence[Path], tokens: RowTokens, form: Format) -> None:
-    """Adds the rows of files. Raises UsageError if a file can't be read."""
+async def add_rows(
+    into: Examples,
+    files: Sequence[Path],
+    tokens: RowTokens,
+    form: Format,
+    say: Callable[[str], None],
+) -> None:
+    """Adds the rows of files. Can be cancelled after each row.
+
+    `say` receives lines about the progress. Raises UsageError if a file can't be read.
+    """
+    said = time.monotonic()
     for path in files:
         for number, row in read_rows(path, form):
             where = f"{path}:{number}"
@@ -81,6 +95,10 @@ def add_rows(into: Examples, files: Sequence[Path], tokens: RowTokens, form: For
                 into.ignored.update(row.ignored)
             except ValueError as error:
                 into.bad.append(f"{where}: {error}")
+            if time.monotonic() - said >= SAY_S:
+                said = time.monotonic()
+                say(f"read {len(into.sequences) + len(into.bad):,} rows")
+            await asyncio.sleep(0)
 
 
 async def add_recorded(
@@ -127,4 +145,6 @@ def _sequences(
         found = token_sequences(trajectory, policy, (1.0,), 1.0, 1 << 31)
     except UnusableBatch as error:
         return f"that can't be learned ({error})"
-    return found or f"without a turn of policy {policy} to learn"
+    if not found:
+        return f"without a turn of policy {policy} to learn"
+    return [replace(one, **shown_values(len(one.positions))) for one in found]

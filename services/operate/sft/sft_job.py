@@ -15,12 +15,11 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.policy import Policy, Training
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.operate.sft.sft_plan import SftPlan, make_plan
-from headrace.trainer.checkpoint import Checkpoint, Checkpoints
 from headrace.trainer.sequences import TokenSequence
 
 KEPT = (
     "betas", "weight_decay", "max_grad_norm", "max_tokens", "activation_checkpointing", "threads",
-    "device", "processes", "rank_timeout_s", "checkpoint_every", "keep_checkpoints",
+    "device", "processes", "rank_timeout_s", "keep_checkpoints",
 )  # fmt: skip
 """Settings of the recipe's trainer that also hold here. The others are about rewards."""
 DECISIVE = (
@@ -107,24 +106,6 @@ def make_job(
     return SftJob(name, chosen, sequences, plan, _digest(chosen, sequences, plan))
 
 
-def find_checkpoint(
-    checkpoints: Checkpoints, folder: Path, job: SftJob
-) -> tuple[Checkpoint, Path] | None:
-    """Returns the newest checkpoint of this fine-tuning, and its state.
-
-    Raises UsageError if the folder has checkpoints, but none of this one that is whole.
-    """
-    if not checkpoints.versions():
-        return None
-    found = checkpoints.newest(lambda one: one.digest == job.digest)
-    if found is None:
-        raise UsageError(
-            f"{folder} has checkpoints of a fine-tuning with other data or settings. Give that "
-            "command again to continue it, or begin from the start with --restart"
-        )
-    return found
-
-
 def _training(policy: Policy, settings: SftSettings, updates: int) -> Training:
     """Returns the settings with which a policy learns demonstrations alone."""
     of_recipe = policy.training
@@ -132,7 +113,8 @@ def _training(policy: Policy, settings: SftSettings, updates: int) -> Training:
     tree = {key: getattr(of_recipe, key) for key in KEPT}
     given = settings.learning_rate or of_recipe.demonstration_learning_rate
     tree["learning_rate"] = given or of_recipe.learning_rate
-    tree |= {"warmup_updates": settings.warmup, "schedule": settings.schedule}
+    # Updates count from 1, so the first one has the highest rate if it ends a warmup.
+    tree |= {"warmup_updates": max(1, settings.warmup), "schedule": settings.schedule}
     if settings.schedule != "constant":
         tree["total_updates"] = updates + 1  # The rate reaches 0 after the last update.
     try:

@@ -14,8 +14,13 @@ class SftPlan:
 
     epochs: tuple[tuple[tuple[int, ...], ...], ...]
     """The updates of each epoch. An epoch has each sequence once, in an order of its own."""
-    held_out: tuple[int, ...]
-    """The sequences that are never learned, ascending."""
+    measured: tuple[tuple[int, ...], ...]
+    """The sequences that are never learned, in parts that are measured one after the other."""
+
+    @property
+    def held_out(self) -> list[int]:
+        """The sequences that are never learned, ascending."""
+        return [index for part in self.measured for index in part]
 
     @property
     def updates(self) -> list[tuple[int, ...]]:
@@ -41,7 +46,8 @@ def make_plan(
 
     Sequences of the same group are held out together, so nothing of a task is both learned and
     measured. `held_out` is the part of the groups that are held out: at least one if it is above 0,
-    and never all. An update has at most `batch_tokens` tokens, or one sequence.
+    and never all. An update, and a part that is measured, has at most `batch_tokens` tokens, or one
+    sequence.
     """
     numbers = sorted(set(groups))
     count = max(1, round(held_out * len(numbers))) if held_out else 0
@@ -51,7 +57,7 @@ def make_plan(
         tuple(
             _updates(lengths, _shuffled(kept, seed, epoch), batch_tokens) for epoch in range(epochs)
         ),
-        tuple(index for index, group in enumerate(groups) if group in chosen),
+        _updates(lengths, [i for i, group in enumerate(groups) if group in chosen], batch_tokens),
     )
 
 

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -104,17 +105,27 @@ def demonstrated(
 
     `counts` has the number of these tokens in each answer.
     """
-    size = len(positions)
     return TokenSequence(
         tokens=np.array(tokens, dtype=np.int64),
         positions=np.array(positions, dtype=np.int64),
-        behaviour=np.zeros(size, dtype=np.float32),
-        advantages=np.ones(size, dtype=np.float32),
-        versions=np.full(size, -1),
         samplings=tuple((sampling, count) for count in counts),
-        demonstrated=np.ones(size, dtype=np.bool_),
         sample=number,
         group=number,
         name=name,
         turns=tuple(range(len(counts))),
+        **shown_values(len(positions)),
     )
+
+
+def shown_values(size: int) -> dict[str, Any]:
+    """Returns the fields of a sequence that are the same for each demonstrated token.
+
+    Each value is stored once, so they take no memory for each token.
+    """
+    values: dict[str, np.generic] = {
+        "behaviour": np.float32(0),
+        "advantages": np.float32(1),
+        "versions": np.int64(-1),
+        "demonstrated": np.bool_(True),
+    }
+    return {name: np.broadcast_to(value, size) for name, value in values.items()}

@@ -43,7 +43,7 @@ class SftStatus:
             return 0.0, 0.0
         seconds = max(time.monotonic() - self.trained_from, 1e-9)
         each = seconds / (one.done - one.continued)
-        return one.tokens / seconds, each * (one.updates - one.done)
+        return (one.tokens - one.tokens_before) / seconds, each * (one.updates - one.done)
 
 
 class SftView:
@@ -61,6 +61,10 @@ class SftView:
                 transient=True,
                 get_renderable=lambda: sft_panel(status),
             )
+
+    def open(self) -> None:
+        """Begins to draw, and hides the cursor until `close`."""
+        if self._live is not None:
             self._live.start()
 
     def say(self, line: str) -> None:

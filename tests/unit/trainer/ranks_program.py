@@ -75,9 +75,9 @@ def train(learner: Learner | SharedLearner, order: dict[str, Any]) -> None:
         learner.save(Path(path))
     logprobs = [found.tolist() for _, found in learner.start_logprobs]
     Path(order["folder"], "weights").write_bytes(learner.weights())
-    measured = learner.cross_entropy(batch(99)[0])
+    nats, tokens = learner.cross_entropy(batch(99)[0])
     found = {"metrics": metrics, "updates": learner.updates_done, "logprobs": logprobs}
-    found["cross_entropy"] = measured
+    found["cross_entropy"] = nats / tokens
     Path(order["folder"], "result").write_text(json.dumps(found))
 
 

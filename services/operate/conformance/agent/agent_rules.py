@@ -21,6 +21,8 @@ LATE_S = AGENT_CLOSE_S + 1.0
 """Seconds after a cancellation or a deadline at which the episode must be over."""
 MOST_CUTS = 6
 """Most crashes that are tried, each at another request."""
+TOGETHER = 3
+"""How many episodes run at the same time, each with a script of its own."""
 ENDLESS = 1_000_000
 
 
@@ -45,9 +47,10 @@ def agent_rules(trial: AgentTrial) -> list[Rule]:
             checks.rewards_are_finite,
         ),
         Rule(
-            "repeats_its_requests", "With the same answers it asks for the same things.",
-            "Use episode.random for random numbers, and no clock. Keep no state outside of the "
-            "coroutine.",
+            "repeats_its_requests",
+            "In one process, it asks for the same things if it gets the same answers.",
+            "Use episode.random for random numbers, and no clock. Sort sets. Keep no state outside "
+            "of the coroutine.",
             checks.repeats_its_requests,
         ),
         Rule(
@@ -130,8 +133,9 @@ class _AgentChecks:
         whole = await self._trial.played()
         calls = list(whole.answers)
         for number in range(0, len(calls), max(1, len(calls) // MOST_CUTS)):
-            recorded = {call: whole.answers[call] for call in calls[: number + 1]}
-            again = await self._trial.played(self._trial.episode(recorded=recorded))
+            recorded = calls[: number + 1]
+            continued = self._trial.episode(before=whole, calls=recorded)
+            again = await self._trial.played(continued)
             require(
                 again.attempts == 1,
                 f"with {len(recorded)} recorded answers it asked for something else than before",
@@ -145,11 +149,13 @@ class _AgentChecks:
 
     async def episodes_are_apart(self) -> None:
         self._trial.require_replayable()
-        alone = await self._trial.played()
-        together = await asyncio.gather(*(self._trial.played() for _ in range(3)))
-        for one in together:
+        trial = self._trial
+        scripts = [trial.script.turned(by) for by in range(TOGETHER)]
+        alone = [await trial.played(trial.episode(one)) for one in scripts]
+        together = await asyncio.gather(*(trial.played(trial.episode(one)) for one in scripts))
+        for one, other in zip(alone, together, strict=True):
             require_same_requests(
-                alone.requests, one.requests, "an episode alone and one beside others"
+                one.requests, other.requests, "an episode alone and one beside others"
             )
 
     async def stops_at_its_limit(self) -> None:
@@ -163,7 +169,7 @@ class _AgentChecks:
         limited = self._trial.episode(endless, max_turns=1)
         ending = await self._trial.ended(limited)
         require(
-            ending == "turn_limit",
+            ending == ("turn_limit" if limited.limits else "finished"),
             f"with one turn left it went on after the limit, and the episode ended as {ending!r}",
         )
 
@@ -213,9 +219,11 @@ class _AgentChecks:
     async def stays_inside(self) -> None:
         if self._trial.connects:
             raise NotChecked("it may connect (--connects)")
-        await self._trial.played()
+        await self._trial.played()  # Imports may start programs once.
         with outside_calls() as found:
             await self._trial.played()
+        # A connection may be kept, so those of all episodes so far count.
+        found = list(dict.fromkeys([*self._trial.connections, *found]))
         require(not found, f"it did this by itself: {'; '.join(found[:3])}")
 
     async def leaves_nothing(self) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headrace.schemas.events import EpisodeStarted, GenerationCompleted, TaskSubmitted
+from headrace.schemas.events import EpisodeStarted, TaskSubmitted
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.requests import Answer
+from headrace.services.operate.conformance.agent.outside_calls import outside_calls
 from headrace.services.operate.conformance.agent.scripted_episode import Script, ScriptedEpisode
 from headrace.services.operate.conformance.conformance_report import NotChecked, Violation
 from headrace.services.operate.try_episode.players import scripted_player
@@ -34,6 +35,8 @@ class AgentTrial:
     connects: bool = False
     """Whether the agent may connect to something."""
     made: AgentSetup | None = None
+    connections: dict[str, None] = field(default_factory=dict)
+    """What the agent did with sockets in all episodes, in order."""
     _unmade: str = ""
 
     @property
@@ -52,10 +55,14 @@ class AgentTrial:
     def episode(
         self,
         script: Script | None = None,
-        recorded: Mapping[str, Answer] | None = None,
+        before: ScriptedEpisode | None = None,
+        calls: Collection[str] = (),
         **limits: int,
     ) -> ScriptedEpisode:
-        """Returns an episode that was not played yet. `limits` are fields of its task."""
+        """Returns an episode that was not played yet. `limits` are fields of its task.
+
+        It has the recorded answers of the episode `before` to these calls.
+        """
         script = self.script if script is None else script
         submitted = self.submitted.model_copy(update=limits)
         deadline = int((time.time() + submitted.deadline_s) * 1000)
@@ -64,15 +71,17 @@ class AgentTrial:
         )
         said = itertools.cycle(script.answers)
         player = scripted_player(self.recipe, lambda _: next(said))
-        for answer in (recorded or {}).values():
-            if isinstance(answer, GenerationCompleted):
+        recorded: dict[str, Answer] = {}
+        if before is not None:
+            recorded = {call: before.answers[call] for call in calls}
+            for _ in before.scripted.intersection(calls):
                 next(said)
-        return ScriptedEpisode(script, started, self.setup, player, recorded or {})
+        return ScriptedEpisode(script, started, self.setup, player, recorded)
 
     async def played(self, episode: ScriptedEpisode | None = None) -> ScriptedEpisode:
         """Plays an episode and returns it. Raises Violation if it does not finish by itself."""
         episode = self.episode() if episode is None else episode
-        await episode.play(_nothing)
+        await self.ended(episode)
         assert episode.outcome is not None, "an episode always has an outcome"
         if episode.outcome.ending != "finished":
             failure = episode.outcome.failure
@@ -86,7 +95,9 @@ class AgentTrial:
         beside: Callable[[EpisodeRun], Coroutine[Any, Any, None]] | None = None,
     ) -> str:
         """Plays an episode to whatever end. Returns its ending."""
-        await episode.play(_nothing if beside is None else beside)
+        with outside_calls() as found:
+            await episode.play(_nothing if beside is None else beside)
+        self.connections.update({one: None for one in found if one.startswith("socket.")})
         assert episode.outcome is not None, "an episode always has an outcome"
         return episode.outcome.ending
 

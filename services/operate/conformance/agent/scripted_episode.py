@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headrace.schemas.events import (
@@ -21,6 +21,7 @@ from headrace.schemas.events import (
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.requests import Answer
+from headrace.services.agent.stops import reached_limits
 from headrace.services.base.types import Observation
 from headrace.services.env.answers import answer_to
 from headrace.services.operate.try_episode.players import Player
@@ -44,6 +45,20 @@ class Script:
     """Whether the first action fails."""
     silent: bool = False
     """Whether nothing is ever answered."""
+
+    def turned(self, by: int) -> Script:
+        """Returns another script: it begins with later texts, and has `by` more steps."""
+
+        def turn(texts: tuple[str, ...]) -> tuple[str, ...]:
+            first = by % len(texts)
+            return texts[first:] + texts[:first]
+
+        return replace(
+            self,
+            observations=turn(self.observations),
+            answers=turn(self.answers),
+            steps=self.steps + by,
+        )
 
     def observation(self, action: ActionRequested) -> Observation:
         """Returns the answer to an action, which depends on its index alone."""
@@ -69,6 +84,8 @@ class ScriptedEpisode:
     """What the agent asked for in the first attempt, by call."""
     answers: dict[str, Answer] = field(default_factory=dict)
     """What it got, by call."""
+    scripted: set[str] = field(default_factory=set)
+    """The calls that got an answer of the script. Others are demonstrations of the agent."""
     outcome: EpisodeEnded | None = None
     trajectory: TrajectoryRecorded | None = None
     asked: asyncio.Event = field(default_factory=asyncio.Event)
@@ -76,6 +93,8 @@ class ScriptedEpisode:
     attempts: int = 1
     """How many attempts asked for something."""
     seconds: float = 0.0
+    limits: list[str] = field(default_factory=list)
+    """The limits that stopped a request, by their endings."""
     _sent: int = 0
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _error: BaseException | None = None
@@ -85,6 +104,7 @@ class ScriptedEpisode:
         answers = {0: dict(self.recorded)} if self.recorded else {}
         self.run = EpisodeRun(self._send, self.started, time.time(), self.setup, answers)
         self._begin(beside(self.run))
+        reached_limits.set(self.limits)
         began = time.monotonic()
         try:
             await self.run.run()
@@ -112,6 +132,8 @@ class ScriptedEpisode:
         self.attempts = max(self.attempts, request.attempt + 1)
         if request.attempt == 0:
             self.requests[request.call] = _described(request)
+            if isinstance(request, GenerationRequested) and request.demonstration is None:
+                self.scripted.add(request.call)
         self.asked.set()
         if not self.script.silent:
             self._begin(self._answer(request))

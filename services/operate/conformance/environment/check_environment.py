@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from secrets import token_hex
 from typing import Any
 
 from headrace.schemas.recipe.read_recipe import parse_recipe
@@ -53,9 +54,10 @@ def check_environment(
         },
         "the recipe of the trial",
     )
-    [setup] = load_environments(recipe, "conformance", Instances(_drop, "conformance")).values()
+    namespace = f"conformance-{token_hex(4)}"  # What another run has left is not found.
+    [setup] = load_environments(recipe, namespace, Instances(_drop, "conformance")).values()
     trial = EnvironmentTrial(
-        setup, payload or {}, actions, steps, call_s, blocked_s, persistent, score
+        *(setup, payload or {}, actions, steps, call_s, blocked_s, persistent, score), namespace
     )
     wanted = chosen([*observation_rules(trial), *life_rules(trial)], rules)
     return check_rules("environment", use, wanted, setup.close_pool, say=say)

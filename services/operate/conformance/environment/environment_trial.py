@@ -67,6 +67,8 @@ class EnvironmentTrial:
     """Whether instances must take another reset."""
     score: Mapping[str, Any] | None = None
     """What a judge gets."""
+    namespace: str = "conformance"
+    """The first part of the names of environments. Each run of the kit has another one."""
     _opened: bool = False
     _unmade: str = ""
     """Why no environment can be made."""
@@ -136,7 +138,7 @@ class EnvironmentTrial:
         self,
         environment: Environment,
         *,
-        sample: int = 0,
+        seed: int = SEED,
         most: int | None = None,
         done: int = 0,
     ) -> Played:
@@ -148,7 +150,8 @@ class EnvironmentTrial:
         most = self.steps if most is None else most
         observations: list[Observation] = []
         if not done:
-            observations.append(await self.observe(environment.reset(self.task(sample)), "reset"))
+            task = self.task(seed=seed)
+            observations.append(await self.observe(environment.reset(task), "reset"))
         for number in range(done, most):
             if observations and observations[-1].done:
                 break
@@ -159,10 +162,10 @@ class EnvironmentTrial:
             )
         return Played(tuple(observations))
 
-    async def played(self, sample: int = 0) -> Played:
+    async def played(self, seed: int = SEED) -> Played:
         """Plays one episode in an environment of its own."""
         async with self.environment() as environment:
-            return await self.play(environment, sample=sample)
+            return await self.play(environment, seed=seed)
 
     async def require_replayable(self) -> None:
         """Raises NotChecked if the environment does not promise to repeat itself."""

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from headrace.errors import InfrastructureError
 from headrace.services.env.environment import Environment, Resumable
-from headrace.services.env.setup import CLOSE_S
+from headrace.services.env.setup import CLOSE_S, is_named
 from headrace.services.operate.conformance.conformance_report import (
     NotChecked,
     Rule,
@@ -16,6 +16,7 @@ from headrace.services.operate.conformance.conformance_report import (
 )
 from headrace.services.operate.conformance.environment.environment_trial import (
     EnvironmentTrial,
+    Played,
     RaisedByPlugIn,
     require_same,
 )
@@ -125,21 +126,32 @@ class _LifeChecks:
         whole = await self._trial.played()
         done = len(whole.observations) // 2
         async with self._trial.environment(closing=False) as environment:
-            if not isinstance(environment, Resumable):
-                raise NotChecked("the environment has no resume and release")
-            name = getattr(environment, "set_name", None)
-            if name is not None:
-                name("conformance.resumes")
-            begun = await self._trial.play(environment, most=done)
-            await self._trial.call(environment.release(), "release")
+            try:
+                begun = await self._begun_and_released(environment, done)
+            except BaseException:
+                with suppress(Violation):
+                    await self._trial.close(environment)
+                raise
         async with self._trial.environment() as again:
             assert isinstance(again, Resumable)
-            if (name := getattr(again, "set_name", None)) is not None:
-                name("conformance.resumes")
+            self._name(again)
             await self._trial.call(again.resume(self._trial.task(), done), "resume")
             rest = await self._trial.play(again, done=done) if done else None
         if again.replayable and rest is not None:
             require_same(whole.shown, begun.shown + rest.shown, "a whole and a resumed episode")
+
+    async def _begun_and_released(self, environment: Environment, steps: int) -> Played:
+        if not isinstance(environment, Resumable):
+            raise NotChecked("the environment has no resume and release")
+        self._name(environment)
+        begun = await self._trial.play(environment, most=steps)
+        await self._trial.call(environment.release(), "release")
+        return begun
+
+    def _name(self, environment: Environment) -> None:
+        """Gives instances the same name, if they take one."""
+        if is_named(environment):
+            environment.set_name(f"{self._trial.namespace}.resumes")
 
     async def refuses_to_resume_what_is_gone(self) -> None:
         async with self._trial.environment() as environment:

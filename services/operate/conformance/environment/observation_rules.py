@@ -9,6 +9,7 @@ from headrace.schemas.topics import MAX_RECORD_BYTES
 from headrace.services.env.environment import Judge
 from headrace.services.operate.conformance.conformance_report import NotChecked, Rule, require
 from headrace.services.operate.conformance.environment.environment_trial import (
+    SEED,
     EnvironmentTrial,
     require_same,
     shown_text,
@@ -47,9 +48,10 @@ def observation_rules(trial: EnvironmentTrial) -> list[Rule]:
             checks.observations_fit_a_record, limit_s=300,
         ),
         Rule(
-            "a_seed_repeats", "The same task with the same actions gives the same observations.",
-            "Draw all random numbers from Random(task.seed), read no clock, and keep no state "
-            "outside of the instance. Or set replayable = False.",
+            "a_seed_repeats",
+            "In one process, the same task with the same actions gives the same observations.",
+            "Draw all random numbers from Random(task.seed), read no clock, sort sets, and keep no "
+            "state outside of the instance. Or set replayable = False.",
             checks.a_seed_repeats, limit_s=300,
         ),
         Rule(
@@ -127,9 +129,11 @@ class _ObservationChecks:
 
     async def episodes_are_apart(self) -> None:
         await self._trial.require_replayable()
-        alone = await self._trial.played()
-        for one in await asyncio.gather(*(self._trial.played() for _ in range(2))):
-            require_same(alone.shown, one.shown, "an episode alone and one beside another")
+        seeds = (SEED, SEED + 1)  # Worlds of the same seed would look alike even if they are one.
+        alone = [await self._trial.played(seed) for seed in seeds]
+        together = await asyncio.gather(*(self._trial.played(seed) for seed in seeds))
+        for one, other in zip(alone, together, strict=True):
+            require_same(one.shown, other.shown, "an episode alone and one beside another")
 
     async def can_be_reset(self) -> None:
         if not self._trial.persistent:

@@ -33,6 +33,19 @@ async def good(episode: Episode) -> None:
         observation = await episode.step(chosen.text)
 
 
+async def minds_its_limit(episode: Episode) -> None:
+    observation = await episode.reset()
+    while not observation.done and episode.turns_left:
+        observation = await episode.step((await episode.generate(observation.text)).text)
+
+
+async def shows_first(episode: Episode) -> None:
+    observation = await episode.reset()
+    await episode.generate("like this:", demonstration="d")
+    while not observation.done:
+        observation = await episode.step((await episode.generate(observation.text)).text)
+
+
 class GoodTeam:
     """An agent that is a class, with an option and two roles."""
 
@@ -101,6 +114,17 @@ class Shares:
             observation = await episode.step(generation.text)
 
 
+class SharesWhatItReads:
+    text = ""
+
+    async def __call__(self, episode: Episode) -> None:
+        observation = await episode.reset()
+        while not observation.done:
+            self.text = observation.text
+            generation = await episode.generate("think")
+            observation = await episode.step(f"{self.text} {generation.text}")
+
+
 async def swallows(episode: Episode) -> None:
     with suppress(BaseException):
         await never_looks(episode)
@@ -131,6 +155,19 @@ async def connects(episode: Episode) -> None:
         socket.create_connection(("127.0.0.1", 9), timeout=0.1).close()
 
 
+class KeepsALine:
+    """It connects once, and keeps the connection."""
+
+    line: socket.socket | None = None
+
+    async def __call__(self, episode: Episode) -> None:
+        if self.line is None:
+            self.line = socket.socket()
+            with self.line, suppress(OSError):
+                self.line.connect(("127.0.0.1", 9))
+        await plain(episode)
+
+
 async def runs_a_program(episode: Episode) -> None:
     await plain(episode)
     subprocess.run([sys.executable, "-c", ""], check=True)
@@ -150,12 +187,14 @@ FAULTS: list[tuple[Callable[..., Any], str, str]] = [
     (draws, "repeats_its_requests", "two episodes with the same answers differ"),
     (asyncio_gather, "continues_after_a_crash", ""),
     (Shares, "episodes_are_apart", "one beside others differ"),
+    (SharesWhatItReads, "episodes_are_apart", "one beside others differ"),
     (swallows, "stops_at_its_limit", "ended as 'finished'"),
     (swallows, "passes_failures_on", "ended as 'finished'"),
     (hangs_on, "ends_when_cancelled", "the asyncio task"),
     (hangs_on, "ends_at_its_deadline", "the asyncio task"),
     (blocks, "blocks_no_loop", "blocked the asyncio loop for"),
     (connects, "stays_inside", "socket.connect"),
+    (KeepsALine, "stays_inside", "socket.connect"),
     (runs_a_program, "stays_inside", "subprocess.Popen"),
     (leaves_a_task, "leaves_nothing", "the asyncio task"),
 ]
@@ -170,6 +209,8 @@ def check(made: Callable[..., Any], **changes: Any) -> Any:
     [
         (good, {"judges": ["jury"]}),
         (plain, {"steps": 5, "answers": ["left", "right"]}),
+        (minds_its_limit, {}),
+        (shows_first, {}),
         (GoodTeam, {"options": {"hint": "look"}, "roles": ["policy", "critic"]}),
     ],
 )
@@ -189,6 +230,10 @@ def test_a_fault_breaks_its_rule(made: Callable[..., Any], rule: str, says: str)
 
 def test_each_rule_has_a_fault() -> None:
     assert {one.rule for one in check(plain).findings} == {rule for _, rule, _ in FAULTS}
+
+
+def test_a_connection_of_an_earlier_rule_counts() -> None:
+    assert check(KeepsALine, rules=["plays_an_episode", "stays_inside"]).failed == ("stays_inside",)
 
 
 def test_an_agent_may_say_that_it_connects() -> None:

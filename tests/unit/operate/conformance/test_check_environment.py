@@ -60,6 +60,38 @@ class Survivor(GoodWorld):
         return Observation(reward=float(len(payload["answer"])))
 
 
+class Counted(Survivor):
+    """It can't be released. It notes its names, and which instances are open."""
+
+    names: ClassVar[list[str]] = []
+    live: ClassVar[set[int]] = set()
+
+    def __init__(self) -> None:
+        self.live.add(id(self))
+
+    def set_name(self, name: str) -> None:
+        self.names.append(name)
+        super().set_name(name)
+
+    async def release(self) -> None:
+        raise OSError("not now")
+
+    async def aclose(self) -> None:
+        self.live.discard(id(self))
+
+
+class CountedOnce(GoodWorld):
+    """It can't be resumed."""
+
+    live: ClassVar[set[int]] = set()
+
+    def __init__(self) -> None:
+        self.live.add(id(self))
+
+    async def aclose(self) -> None:
+        self.live.discard(id(self))
+
+
 class NoCloser:
     replayable = True
 
@@ -125,6 +157,20 @@ class SharedState(GoodWorld):
         await asyncio.sleep(0)
         found = await super().step(action)
         return Observation(text="".join(self.said), terminated=found.terminated)
+
+
+class SharedWorld(GoodWorld):
+    """The newest reset makes the world of all instances."""
+
+    world: ClassVar[dict[str, int]] = {}
+
+    async def reset(self, task: TaskView) -> Observation:
+        self.world["seed"] = task.seed
+        return await super().reset(task)
+
+    async def step(self, action: str) -> Observation:
+        drawn = Random(self.world["seed"]).random()
+        return Observation(text=f"{drawn}", terminated=action == "3")
 
 
 class ResetOnce(GoodWorld):
@@ -226,6 +272,7 @@ FAULTS: list[tuple[Callable[..., Any], str, str]] = [
     (IgnoresTheSeed, "a_seed_repeats", "differ at step 1"),
     (WorldOfTheSample, "samples_share_the_world", "differ at the reset"),
     (SharedState, "episodes_are_apart", "one beside another differ"),
+    (SharedWorld, "episodes_are_apart", "one beside another differ"),
     (ResetOnce, "can_be_reset", "differ at the reset"),
     (Blocks, "blocks_no_loop", "blocked the asyncio loop for"),
     (HangsAfterTheEnd, "a_step_after_the_end_returns", "did not return within 1 s"),
@@ -262,6 +309,23 @@ def test_a_fault_breaks_its_rule(made: Callable[..., Any], rule: str, says: str)
         process.wait()
     assert report.failed == (rule,)
     assert says in report.findings[0].happened
+
+
+@pytest.mark.parametrize(("made", "verdict"), [(Counted, "fail"), (CountedOnce, "not checked")])
+def test_what_is_not_released_is_closed(made: Any, verdict: str) -> None:
+    [found] = check(made, rules=["resumes"]).findings
+    assert found.verdict == verdict
+    assert not made.live
+
+
+def test_each_run_has_its_own_names() -> None:
+    runs = []
+    for _ in range(2):
+        Counted.names.clear()
+        check(Counted, rules=["resumes"])
+        runs.append(set(Counted.names))
+    assert all(runs)
+    assert not runs[0] & runs[1]
 
 
 def test_each_rule_has_a_fault() -> None:

@@ -44,6 +44,8 @@ def test_an_update_has_at_most_so_many_tokens_or_one_sequence(
         )
         # The first sequence of the next update did not fit.
         assert all(sizes[n] + lengths[epoch[n + 1][0]] > 100 for n in range(len(epoch) - 1))
+    for part in plan.measured:
+        assert sum(lengths[index] for index in part) <= 100 or len(part) == 1
 
 
 def test_another_seed_is_another_order_and_nothing_need_be_held_out() -> None:
@@ -53,4 +55,4 @@ def test_another_seed_is_another_order_and_nothing_need_be_held_out() -> None:
     assert first.epochs != second.epochs
     assert first.epochs[0] != first.epochs[1]
     assert len(first.held_out) == 10
-    assert a_plan(lengths, groups, held_out=0).held_out == ()
+    assert a_plan(lengths, groups, held_out=0).held_out == []

@@ -46,6 +46,7 @@ def test_a_chat_has_the_ids_of_a_run() -> None:
     assert (found.sample, found.name) == (3, "rows:7")
     arrays = (found.behaviour, found.advantages, found.demonstrated, found.versions)
     assert {len(one) for one in arrays} == {len(trained)}
+    assert {one.strides for one in arrays} == {(0,)}, "each has one value, which is stored once"
 
 
 def test_an_answer_of_weight_0_is_only_read() -> None:
