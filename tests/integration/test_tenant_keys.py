@@ -174,7 +174,7 @@ def test_only_the_keys_of_a_tenant_act_for_it(
             (["cancel", "5"], "operator"),
             (["quota", "mine", "--weight", "2"], "operator"),
         ):
-            done = await command(arguments_, environment, parties.files[key])
+            done = await command(arguments_, environment, parties.files[name])
             assert done.exit_code == 0, done.output
         await watch.until(started=set(range(6)), ended={0, 1, 2, 4, 5})
 
