@@ -116,10 +116,9 @@ class DashboardActions:
         statuses = await find_tasks(log, [str(task)], None, all_queued=False)
         await send_cancellations(log, statuses, reason or "cancelled in the dashboard")
         (status,) = statuses
-        ended = status.state == "ended"
-        message = (
-            "had already ended: nothing changes" if ended else f"cancelled while {status.state}"
-        )
+        message = f"cancelled while {status.state}"
+        if status.state in ("ended", "refused"):
+            message = "had already ended, or was refused: nothing changes"
         return {"ok": True, "message": f"task {task}: {message}"}
 
     async def _again(self, task: int) -> Tree:
