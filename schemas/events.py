@@ -278,6 +278,9 @@ class TaskCancelled(Event):
     task_id: str
     reason: str = ""
     """Why the task is cancelled, for people. The outcomes repeat it."""
+    tenant: str | None = None
+    """The task's tenant. If it is null, the tasks of this source and id of all tenants for which
+    the signature's key may act are cancelled. Tenants without keys count as one."""
 
 
 class QuotaSet(Event):

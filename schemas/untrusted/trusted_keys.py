@@ -62,11 +62,22 @@ class TrustedKeys:
         """
         return tenant if tenant in self.tenants else ""
 
-    def scopes(self, key: str) -> list[str]:
-        """Returns the scopes whose tasks `key` may cancel. It is empty if no key is proved."""
+    def scopes(self, key: str, tenant: str | None = None) -> list[str]:
+        """Returns the scopes whose tasks `key` may cancel. `key` is empty if no key is proved.
+
+        With `tenant`, only the scope of that tenant's tasks can be one of them.
+        """
         every = key in self.operators
         shared = [""] if every or not self.required else []
-        return shared + [name for name, keys in self.tenants.items() if every or key in keys]
+        found = shared + [name for name, keys in self.tenants.items() if every or key in keys]
+        return found if tenant is None else [one for one in found if one == self.scope(tenant)]
+
+    def covered(self, key: str) -> str:
+        """Names for whom a cancellation by `key` counts; an empty text if for all tenants."""
+        scopes = self.scopes(key)
+        if {"", *self.tenants} <= set(scopes):
+            return ""
+        return ", ".join(f"tenant {one}" if one else "tenants without keys" for one in scopes)
 
     def holder(self, key: str) -> str:
         """Names who has a key, for people: `operator`, or the tenants; empty if nobody known."""

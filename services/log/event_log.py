@@ -20,6 +20,7 @@ from headrace.errors import DecodeError, HeadraceError, RecordsLost, UnknownSche
 from headrace.schemas.codec import Codec
 from headrace.schemas.events import EVENTS, CallEvent, Event, Ref, RunStateEntered
 from headrace.schemas.topics import DEAD_LETTERS, Topic, Topics
+from headrace.schemas.untrusted.trusted_keys import TrustedKeys
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.kafka.broker import (
     Broker,
@@ -78,6 +79,12 @@ class Delivery(Generic[E]):
         Returns an empty text if not. It takes about 0.1 ms if the key is one of these.
         """
         return self.signature.proved(among) if self.signature is not None and among else ""
+
+    def refusal(self, trusted: TrustedKeys, tenant: str) -> str:
+        """Returns why a request does not count for a tenant; an empty text if it does."""
+        if trusted.is_open(tenant):
+            return ""
+        return trusted.refusal(tenant, self.signed_by(trusted.keys))
 
 
 class EventLog:

@@ -9,11 +9,14 @@ bytes:
 
 TOPIC is the topic's name on the broker, which contains the namespace. VALUE is the whole value of
 the record as it is in Kafka, which contains the id of the task. So the signature counts for no
-other namespace, topic, task or tenant.
+other topic, task or tenant, and for no namespace of another name. It does count in a later run of
+the same name, and on another cluster: use new keys for each run.
 
-A record that is written again has a valid signature. A task is then a duplicate, and a second
-cancellation changes nothing. Of the limits of one tenant, or of one limit, each counted one must be
-set later than those before it.
+A record that is written again has a valid signature. A second cancellation changes nothing. A task
+is a duplicate if its first copy is among the newest `scheduler.duplicates_window` records of the
+topic, forged ones included; an older task runs again. Of the limits of one tenant, or of one limit,
+each counted one must be set later than those before it, as far as these are still in the topic,
+which is compacted.
 """
 
 from __future__ import annotations

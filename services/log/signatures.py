@@ -26,6 +26,7 @@ import stat
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,7 +42,10 @@ from headrace.services.base.redactor import REDACTOR
 from headrace.services.kafka.broker import Outgoing, Record
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
+        Ed25519PrivateKey,
+        Ed25519PublicKey,
+    )
 
 HEADER = "headrace_signature"
 KEY_VARIABLE = "HEADRACE_SIGNING_KEY"
@@ -165,12 +169,18 @@ def signed_by(signer: str, signature: bytes, message: bytes) -> bool:
 
     Raises UsageError if the package `cryptography` is missing.
     """
-    invalid, public_key = _cryptography()
+    invalid, _ = _cryptography()
     try:
-        public_key.from_public_bytes(key_bytes(signer)).verify(signature, message)
+        _public_key(signer).verify(signature, message)
     except (invalid, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=1_024)
+def _public_key(signer: str) -> Ed25519PublicKey:
+    key: Ed25519PublicKey = _cryptography()[1].from_public_bytes(key_bytes(signer))
+    return key
 
 
 def _cryptography() -> tuple[type[Exception], Any]:

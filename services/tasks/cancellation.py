@@ -9,9 +9,9 @@ that has no outcome gets the same cancellations before or after the start of the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from headrace.errors import UsageError
@@ -32,7 +32,8 @@ TaskId = tuple[str, str] | tuple[str, str, str]
 """A task's source, its id there, and its tenant if the recipe names keys of that tenant."""
 OnCancelled = Callable[[TaskId, str], None]
 """Takes a task that is cancelled, and the reason."""
-State = Literal["queued", "running", "ended", "unknown"]
+State = Literal["queued", "running", "ended", "unknown", "refused", "left"]
+"""`refused`: no key of its tenant has signed it. `left`: it needs another key to be cancelled."""
 
 
 class CancelledTasks:
@@ -61,7 +62,7 @@ class CancelledTasks:
         """
         return [
             task
-            for scope in self.trusted.scopes(key)
+            for scope in self.trusted.scopes(key, event.tenant)
             if self._add(scope, task := _id_in(scope, event.source, event.task_id), event.reason)
         ]
 
@@ -123,6 +124,9 @@ class TaskStatus:
     state: State
     tenant: str | None = None
     """None if no such task was submitted yet."""
+    counts_for: str = ""
+    """For which tenants the cancellation of a task that was not submitted yet counts. It is empty
+    if it counts for all."""
 
 
 def check_named(tasks: Sequence[str], source: str | None, *, all_queued: bool) -> None:
@@ -142,24 +146,51 @@ async def find_tasks(
 ) -> list[TaskStatus]:
     """Finds tasks by the ids that their source gave them or, without `source`, by their numbers.
 
-    Raises UsageError if no task has one of the numbers.
+    With `all_queued`, those that need the signature of another key are `left`. Raises UsageError if
+    no task has one of the numbers.
     """
+    trusted, key = log.topics.trusted, log.signer.public_key
     statuses = await _read_statuses(log)
     if all_queued:
-        return [status for status in statuses.values() if status.state == "queued"]
+        queued = [status for status in statuses.values() if status.state == "queued"]
+        return [replace(one, state="left") if _denied(one, trusted, key) else one for one in queued]
     if source is None:
         numbers = list(dict.fromkeys(map(int, tasks)))
         for number in numbers:
             if number not in statuses:
                 raise UsageError(f"no task has the number {number}; nothing was cancelled")
         return [statuses[number] for number in numbers]
-    first: dict[TaskId, TaskStatus] = {}
-    for status in statuses.values():  # if two tasks have the same id, only the first one runs
-        first.setdefault((status.source, status.task_id), status)
-    return [
-        first.get((source, task), TaskStatus(source, task, None, "unknown"))
-        for task in dict.fromkeys(tasks)
-    ]
+    named = dict.fromkeys(tasks)
+    return [one for task in named for one in _by_id(statuses.values(), source, task, trusted, key)]
+
+
+def _by_id(
+    statuses: Iterable[TaskStatus], source: str, task_id: str, trusted: TrustedKeys, key: str
+) -> list[TaskStatus]:
+    """Returns the tasks of a source with an id, one for each scope of ids.
+
+    Those that need another key are left out if there are others. Forged tasks have no id. Of the
+    tasks of one scope, it is the first one that has not ended, if there is one.
+    """
+    by_scope: dict[str, TaskStatus] = {}
+    for one in statuses:
+        if (one.source, one.task_id) == (source, task_id) and one.state != "refused":
+            scope = trusted.scope(str(one.tenant))
+            if scope not in by_scope or by_scope[scope].state == "ended":
+                by_scope[scope] = one
+    found = list(by_scope.values())
+    if not found:
+        return [TaskStatus(source, task_id, None, "unknown", counts_for=trusted.covered(key))]
+    return [one for one in found if not _denied(one, trusted, key)] or found
+
+
+def _denied(one: TaskStatus, trusted: TrustedKeys, key: str) -> str:
+    """Returns why `key` can't cancel a task; an empty text if it can, or no key could."""
+    if one.state in ("ended", "refused", "left"):
+        return ""
+    if one.tenant is not None:
+        return trusted.refusal(one.tenant, key)
+    return "" if trusted.scopes(key) else "it counts for no tenant without a key of the recipe"
 
 
 async def _read_statuses(log: EventLog) -> dict[int, TaskStatus]:
@@ -171,15 +202,19 @@ async def _read_statuses(log: EventLog) -> dict[int, TaskStatus]:
     ]
     ids: dict[int, tuple[str, str, str]] = {}
     states: dict[int, State] = {}
+    refused: set[int] = set()
     async with aclosing(read_events(log, dict.fromkeys(partitions, WHOLE))) as deliveries:
         async for item in deliveries:
             if isinstance(item.event, TaskSubmitted):
                 task = item.event
                 ids[item.offset] = task.source, task.task_id, task.tenant
+                if item.refusal(log.topics.trusted, task.tenant):
+                    refused.add(item.offset)
             elif isinstance(item.event, EpisodeStarted):
                 states.setdefault(item.event.task, "running")
             elif isinstance(item.event, TaskEnded):
                 states[item.event.task] = "ended"
+    states.update(dict.fromkeys(refused, "refused"))
     return {
         number: TaskStatus(source, task_id, number, states.get(number, "queued"), tenant)
         for number, (source, task_id, tenant) in ids.items()
@@ -187,19 +222,18 @@ async def _read_statuses(log: EventLog) -> dict[int, TaskStatus]:
 
 
 async def send_cancellations(log: EventLog, statuses: Sequence[TaskStatus], reason: str) -> None:
-    """Writes a cancellation of each task that has not ended.
+    """Writes a cancellation of each task that has not ended, and that is not refused or left.
 
     Raises UsageError, before it writes any, if one of the tasks needs the signature of another key.
     """
     for one in statuses:
-        if one.state == "ended" or one.tenant is None:
-            continue
-        if why := log.topics.trusted.refusal(one.tenant, log.signer.public_key):
-            raise UsageError(f"task {one.number} can't be cancelled: {why}. Nothing was cancelled")
+        if why := _denied(one, log.topics.trusted, log.signer.public_key):
+            name = f"{one.source}/{one.task_id}" if one.number is None else str(one.number)
+            raise UsageError(f"task {name} can't be cancelled: {why}. Nothing was cancelled")
     events = [
-        TaskCancelled(source=one.source, task_id=one.task_id, reason=reason)
+        TaskCancelled(source=one.source, task_id=one.task_id, reason=reason, tenant=one.tenant)
         for one in statuses
-        if one.state != "ended"
+        if one.state not in ("ended", "refused", "left")
     ]
     for first in range(0, len(events), IN_FLIGHT):
         await asyncio.gather(*map(log.send, events[first : first + IN_FLIGHT]))

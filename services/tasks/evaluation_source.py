@@ -69,14 +69,14 @@ class _Rounds:
             for name in set(recipe.tasks.roles.values())
         }
         self._published: dict[str, int] = {}
-        self._submitted: dict[str, int] = {}
-        self._ended: set[str] = set()
+        self.submitted: dict[str, int] = {}
+        self._ended: set[int] = set()
         self._newest_round = -1
 
     async def follow(self) -> None:
         """Follows without end."""
-        self._submitted = (await submitted_by(self._context, SOURCE)).numbers
-        rounds = (int(task_id.partition("-")[0]) for task_id in self._submitted)
+        self.submitted = (await submitted_by(self._context, SOURCE)).numbers
+        rounds = (int(task_id.partition("-")[0]) for task_id in self.submitted)
         self._newest_round = max(rounds, default=-1)
         topics = self._context.log.topics
         partitions = [topics.partition(POLICIES), *topics.partitions_of(RESULTS)]
@@ -90,14 +90,20 @@ class _Rounds:
                     await self._submit(self._newest_round)
                 elif isinstance(item.event, PolicyPublished):
                     self._published[item.event.policy] = item.event.version
-                elif isinstance(item.event, TaskEnded) and item.event.source == SOURCE:
-                    self._ended.add(item.event.task_id)
+                elif isinstance(item.event, TaskEnded):
+                    self.on_ended(item.event)
                 if caught_up:
-                    await self._submit(self._due())
+                    await self._submit(self.due())
 
-    def _due(self) -> int:
+    def on_ended(self, event: TaskEnded) -> None:
+        """Takes the end of a task. Its number decides, because anybody may give a task any id."""
+        if event.source == SOURCE:
+            self._ended.add(event.task)
+
+    def due(self) -> int:
         """Returns the version of the round that is due, or -1 if none is."""
-        if self._submitted.keys() - self._ended or self._trains.keys() - self._published.keys():
+        unfinished = set(self.submitted.values()) - self._ended
+        if unfinished or self._trains.keys() - self._published.keys():
             return -1
         trained = [self._published[name] for name, trains in self._trains.items() if trains]
         newest = min(trained, default=0)
@@ -111,9 +117,9 @@ class _Rounds:
         self._newest_round = version
         for position, item in enumerate(self._items()):
             task_id = f"{version}-{position}"
-            if task_id not in self._submitted:
+            if task_id not in self.submitted:
                 task = await self._task(item, task_id, version)
-                self._submitted[task_id] = (await self._context.log.send(task)).offset
+                self.submitted[task_id] = (await self._context.log.send(task)).offset
         logger.info("submitted the evaluation of version %d", version)
 
     def _items(self) -> Iterator[Item]:

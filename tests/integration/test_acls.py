@@ -260,7 +260,7 @@ def test_acls_that_no_role_needs_are_shown_and_pruned(
     shown = f"not needed by these roles: {surplus}"
     said = until(lambda said: shown in said, "shrunk", *one)
     assert "User:changed READ GROUP shrunk.guest" in said
-    assert "--prune deletes these" in said
+    assert "--prune deletes" in said
     assert "WRITE TOPIC shrunk.observations.v1" not in said
     assert "shrunken" not in said
     assert f"deleted: {surplus}" in grant(stack, "shrunk", *one, "--prune")

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner, Result
 
 from headrace import AsyncClient
+from headrace.errors import UsageError
 from headrace.infra import local
 from headrace.schemas.codec import Codec
 from headrace.schemas.events import QuotaSet, TaskCancelled, TaskSubmitted
@@ -183,6 +185,8 @@ def test_only_the_keys_of_a_tenant_act_for_it(
         operator = replace(connection, source="dashboard", signer=parties.signer("operator"))
         reader = FactReader(connection.log(log.topics))
         actions = DashboardActions(operator, cluster, recipe, reader)
+        with pytest.raises(UsageError, match="task 0 was refused, so it is not submitted again"):
+            await actions.run("again", {"task": 0})
         assert (await actions.run("again", {"task": 4}))["task"] == 6
         await redriven(connection, log)
         stopping = asyncio.Event()

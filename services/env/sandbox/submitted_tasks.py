@@ -18,7 +18,11 @@ NEWEST = 256
 
 
 async def expect_submitted(log: EventLog, setups: Mapping[str, Setup]) -> None:
-    """Passes the environment of each submitted task to its setup, for ever."""
+    """Passes the environment of each submitted task to its setup, for ever.
+
+    Tasks that are refused need none. Raises UsageError if the recipe names keys and the package
+    `cryptography` is missing.
+    """
     expecting = {
         key: setup
         for key, setup in setups.items()
@@ -32,5 +36,7 @@ async def expect_submitted(log: EventLog, setups: Mapping[str, Setup]) -> None:
             if isinstance(item, CaughtUp) or not isinstance(item.event, TaskSubmitted):
                 continue
             use = item.event.environment
-            if use is not None and (setup := expecting.get(use.use)) is not None:
+            if use is None or (setup := expecting.get(use.use)) is None:
+                continue
+            if not item.refusal(log.topics.trusted, item.event.tenant):
                 setup.expect(use)

@@ -71,7 +71,8 @@ class _AlterQuotas(Request[_Alteration]):  # type: ignore[misc]
 
 async def read_quotas(settings: KafkaSettings) -> dict[str, dict[str, float]]:
     """Returns the quotas of all users that have some, in Kafka's words, such as
-    `producer_byte_rate`. A user is a principal without `User:`.
+    `producer_byte_rate`. A user is a principal without `User:`. The empty text stands for the
+    default of all users that have none.
 
     Raises DependencyError if no broker answers, or if this principal may not `DescribeConfigs` the
     cluster.
@@ -80,7 +81,7 @@ async def read_quotas(settings: KafkaSettings) -> dict[str, dict[str, float]]:
     async with _client(settings, "read", "DescribeConfigs") as send:
         answer = await send(request)
         _raise(answer.error_code, answer.error_message)
-    return {entity[0][1]: dict(values) for entity, values in answer.entries if entity[0][1]}
+    return {entity[0][1] or "": dict(values) for entity, values in answer.entries}
 
 
 async def change_quotas(

@@ -131,7 +131,12 @@ def _print(grants: Grants) -> None:
 
 
 def _create(cluster: ClusterConfig, grants: Grants, prune: bool) -> None:
-    from headrace.services.operate.acls.grant import give_access, prune_acls, surplus_acls
+    from headrace.services.operate.acls.grant import (
+        for_other_runs,
+        give_access,
+        prune_acls,
+        surplus_acls,
+    )
 
     settings = _administrator(cluster)
     changes = give_access(settings, grants)
@@ -143,11 +148,14 @@ def _create(cluster: ClusterConfig, grants: Grants, prune: bool) -> None:
         )
         say(f"quotas of {user} on each broker: {now}")
     surplus = prune_acls(settings, grants) if prune else surplus_acls(settings, grants)
+    kept = [one for one in surplus if for_other_runs(one)]
     for one in surplus:
         said = "deleted" if prune else "not needed by these roles"
+        if one in kept:
+            said = "left, perhaps for a run with reads_from"
         say(f"{said}: {one.principal} {one.operation} {one.resource} {one.name}")
-    if surplus and not prune:
-        say(f"--prune deletes these {len(surplus)} ACLs")
+    if len(surplus) > len(kept) and not prune:
+        say(f"--prune deletes {len(surplus) - len(kept)} of these ACLs")
 
 
 def _administrator(cluster: ClusterConfig) -> KafkaSettings:

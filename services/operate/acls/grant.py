@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from headrace.errors import UsageError
-from headrace.schemas.topics import Topics
+from headrace.schemas.topics import TRAJECTORIES, Topics
 from headrace.services.kafka.access.acl_bindings import create_acls, delete_acls, existing_acls
 from headrace.services.kafka.broker import Permission
 from headrace.services.kafka.client_settings import KafkaSettings
@@ -97,19 +97,36 @@ def surplus_acls(settings: KafkaSettings, grants: Grants) -> list[Permission]:
 
     The errors are those of `create_acls`.
     """
+    existing = [one for name in grants.permissions for one in existing_acls(settings, name)]
+    return surplus_of(existing, grants)
+
+
+def surplus_of(existing: Iterable[Permission], grants: Grants) -> list[Permission]:
+    """Returns those of the existing permissions in the namespace that are not needed."""
     mine, needed = f"{grants.namespace}.", set(grants.every)
-    return [
-        one
-        for principal in grants.permissions
-        for one in sorted(existing_acls(settings, principal))
-        if one.name.startswith(mine) and one not in needed
-    ]
+    return sorted(one for one in existing if one.name.startswith(mine) and one not in needed)
+
+
+def for_other_runs(one: Permission) -> bool:
+    """Whether a run that reads this one (`reads_from`) may need a permission. It is never pruned.
+
+    `headrace acls` gives it to the principals of that run, which may be the same as those here.
+    """
+    return (
+        one.operation in ("READ", "DESCRIBE")
+        and one.resource == "TOPIC"
+        and one.name.endswith(TRAJECTORIES.real_name(""))
+    )
 
 
 def prune_acls(settings: KafkaSettings, grants: Grants) -> list[Permission]:
-    """Deletes the `surplus_acls`, and returns them. Blocks. Deletes no quotas."""
-    if surplus := surplus_acls(settings, grants):
-        delete_acls(settings, surplus)
+    """Deletes the `surplus_acls` that are not `for_other_runs`, and returns all of them.
+
+    Blocks. Deletes no quotas.
+    """
+    surplus = surplus_acls(settings, grants)
+    if deleted := [one for one in surplus if not for_other_runs(one)]:
+        delete_acls(settings, deleted)
     return surplus
 
 

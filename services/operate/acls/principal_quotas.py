@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from headrace.errors import UsageError
 from headrace.services.namespace.access_table import ACCESS, QUOTA_KEYS
 
+EVERY_OTHER_USER = ""
+"""Stands for the users without quotas of their own, for which a cluster may have a default."""
 Quotas = Mapping[str, int]
 """Quotas of a principal in Kafka's words, such as `producer_byte_rate`, to their values."""
 
@@ -65,8 +68,10 @@ def quota_changes(
 ) -> dict[str, dict[str, float | None]]:
     """Returns what to change on brokers that have the quotas `current`, by user.
 
-    A default of the table never changes a quota that is there. What is `given` does.
+    A default of the table counts only for a principal that has no quota, and only if it is lower
+    than what the brokers' default for all users allows. What is `given` changes any quota.
     """
+    shared = current.get(EVERY_OTHER_USER, {})
     changes: dict[str, dict[str, float | None]] = {}
     for principal in dict.fromkeys(principals):
         user = principal.partition(":")[2]
@@ -74,7 +79,8 @@ def quota_changes(
         change: dict[str, float | None] = {
             key: value
             for key, value in wanted.get(principal, {}).items()
-            if key not in there or (key in given and there[key] != value)
+            if key in given or (not there and value < shared.get(key, math.inf))
+            if there.get(key) != value
         }
         change |= {key: None for key, value in given.items() if value is None and key in there}
         if change:

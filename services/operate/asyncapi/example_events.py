@@ -85,7 +85,10 @@ EXAMPLES: dict[type[Event], tuple[tuple[str, Event], ...]] = {
         (
             "The same task is cancelled",
             TaskCancelled(
-                source=_ORIGIN["source"], task_id=_ORIGIN["task_id"], reason="wrong image"
+                source=_ORIGIN["source"],
+                task_id=_ORIGIN["task_id"],
+                reason="wrong image",
+                tenant="search",
             ),
         ),
     ),

@@ -101,7 +101,7 @@ class AuditList:
             )
             self._add_submission(entry)
         elif isinstance(event, TaskCancelled):
-            why = "" if self._trusted.scopes(key) else "no key may cancel it"
+            why = "" if self._trusted.scopes(key, event.tenant) else "no key may cancel it"
             subject = f"{event.source}/{event.task_id}"
             self._append(AuditEntry(at, "cancel", subject, claimed, key, holder, why, event.reason))
         else:

@@ -24,6 +24,7 @@ _EFFECTS = {
     "running": "cancelled: its episodes end now",
     "ended": "had already ended: nothing changes",
     "unknown": "not submitted yet: it will not run if it is submitted later",
+    "refused": "no key of its tenant has signed it, so it does not run: nothing changes",
 }
 """What a cancellation does, by the state of the task."""
 
@@ -66,10 +67,17 @@ def cancel(
         return statuses
 
     check_named(tasks, source, all_queued=all_queued)
+    left = 0
     for one in in_namespace(options, "cancel", work, writing=True):
-        if as_json:
+        if one.state == "left":
+            left += 1
+        elif as_json:
             tree = {"task": one.number, "source": one.source, "task_id": one.task_id}
             print_json({**tree, "state": one.state}, indent=None)
         else:
             number = "-" if one.number is None else one.number
-            echo(f"{number}\t{one.source}\t{one.task_id}\t{_EFFECTS[one.state]}")
+            limited = f" for {one.counts_for}" if one.counts_for else ""
+            effect = f"{_EFFECTS[one.state]}{limited}"
+            echo(f"{number}\t{one.source}\t{one.task_id}\t{effect}")
+    if left:
+        echo(f"{left:,} queued tasks are not cancelled: your key may not act for them", err=True)

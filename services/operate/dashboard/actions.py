@@ -116,21 +116,23 @@ class DashboardActions:
         statuses = await find_tasks(log, [str(task)], None, all_queued=False)
         await send_cancellations(log, statuses, reason or "cancelled in the dashboard")
         (status,) = statuses
-        ended = status.state == "ended"
-        message = (
-            "had already ended: nothing changes" if ended else f"cancelled while {status.state}"
-        )
+        message = f"cancelled while {status.state}"
+        if status.state in ("ended", "refused"):
+            message = "had already ended, or was refused: nothing changes"
         return {"ok": True, "message": f"task {task}: {message}"}
 
     async def _again(self, task: int) -> Tree:
         position = Position(self._reader.log.topics.partition(TASKS), task)
-        fact = await self._reader.one(position)
-        if fact is None or not isinstance(fact.event, TaskSubmitted):
+        found = await self._reader.delivery(position)
+        if found is None or not isinstance(found.event, TaskSubmitted):
             raise UsageError(f"the log no longer holds the submission of task {task}")
+        # This dashboard signs the copy, so it must not prove what nobody has signed.
+        if why := found.refusal(self._recipe.scheduler.trusted, found.event.tenant):
+            raise UsageError(f"task {task} was refused, so it is not submitted again: {why}")
         task_id = f"{task}-again-{uuid.uuid4().hex[:8]}"
         changed = {"source": SOURCE, "task_id": task_id}
         log = await self._connection.writing_log(self._reader.log.topics)
-        ref = await log.send(fact.event.model_copy(update=changed))
+        ref = await log.send(found.event.model_copy(update=changed))
         message = f"task {task} was submitted again as task {ref.offset}"
         return {"ok": True, "message": message, "task": ref.offset}
 

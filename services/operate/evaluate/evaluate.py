@@ -22,7 +22,8 @@ from headrace.services.operate.run_versions import RunVersion, VersionWriter
 def evaluation_recipe(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
     """Returns the recipe of a run that only evaluates.
 
-    `models` gives each policy's model folder. No policy is trained.
+    `models` gives each policy's model folder. No policy is trained. Nobody else can submit to it,
+    so it names no keys: the private ones may be elsewhere.
     """
     settings = recipe.evaluation or Evaluation()
     tree = recipe.model_dump(mode="json")
@@ -39,6 +40,9 @@ def evaluation_recipe(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
         policy |= {"training": None, "model": models.get(name, policy["model"])}
         if settings.temperature is not None:
             policy["sampling"]["temperature"] = settings.temperature
+    tree["scheduler"] |= {"operators": [], "require_keys": False}
+    for tenant in tree["scheduler"]["tenants"].values():
+        tenant["keys"] = []
     tree |= {"stop": {}, "warm_start": None, "evaluation": settings.model_dump(mode="json")}
     return parse_recipe(tree, "the recipe's evaluation")
 

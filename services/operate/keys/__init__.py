@@ -1,1 +1,1 @@
-"""`headrace keys`: key pairs that sign the versions of a policy."""
+"""`headrace keys`: key pairs for trainers, tenants and operators."""

@@ -1,4 +1,4 @@
-"""`headrace keys`: makes key pairs with which trainers sign versions, and shows public keys."""
+"""`headrace keys`: makes key pairs for trainers, tenants and operators, and shows public keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headrace.services.operate.options import echo, say
 
 @click.group()
 def keys() -> None:
-    """Make a key pair with which a trainer signs a policy's versions, or show its public key.
+    """Make a key pair for a trainer, a tenant or an operator, or show its public key.
 
     \b
     Examples:
@@ -25,13 +25,19 @@ def keys() -> None:
 def new_key(file: Path) -> None:
     """Write a new private key to FILE, and print its public key.
 
-    Only you can read FILE. Set HEADRACE_SIGNING_KEY to its path where the trainer runs, and add the
-    printed line to `policies.NAME.signers` in the recipe. Use a new key for each run.
+    Only you can read FILE. Add the printed line to the recipe, and set a variable to the path of
+    FILE. A trainer signs versions: `policies.NAME.signers` and HEADRACE_SIGNING_KEY. A tenant or an
+    operator signs tasks, cancellations and limits: `scheduler.tenants.NAME.keys` or
+    `scheduler.operators`, and HEADRACE_REQUEST_KEY. Use a new key for each run.
     """
+    from headrace.services.log.request_signatures import REQUEST_KEY
     from headrace.services.log.signatures import KEY_VARIABLE, public_text, write_private_key
 
     text = public_text(write_private_key(file))
-    say(f"the trainer needs {KEY_VARIABLE}={file.absolute()}, and the recipe this public key:")
+    say(
+        f"a trainer needs {KEY_VARIABLE}={file.absolute()}, a tenant or an operator "
+        f"{REQUEST_KEY}={file.absolute()}, and the recipe this public key:"
+    )
     echo(text)
 
 

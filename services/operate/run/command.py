@@ -39,12 +39,18 @@ def _ready(
     name: str, settings: tuple[str, ...], cluster: ClusterConfig, say: Callable[[str], None]
 ) -> Recipe:
     """Returns the recipe with all names resolved, and downloads what no process shall wait for."""
+    from headrace.errors import UsageError
+    from headrace.services.log.request_signatures import RequestSigner
     from headrace.services.models.weights import model_folder
     from headrace.services.namespace.cluster_config import read_recipe
     from headrace.services.operate.find_versions import resolve
     from headrace.services.operate.run_references import fetch_models
 
-    recipe = resolve(read_recipe(name, settings), cluster, say, new_run=True)
+    read = read_recipe(name, settings)
+    key = RequestSigner.of_environment().public_key
+    if why := read.scheduler.trusted.refusal(read.tasks.tenant, key):
+        raise UsageError(f"this run could not submit its own tasks: {why}")
+    recipe = resolve(read, cluster, say, new_run=True)
     warn_of_secrets(recipe)
     fetch_models(recipe, cluster, say)
     for policy in recipe.policies.values():

@@ -10,6 +10,7 @@ from headrace.services.env.sandbox.submitted_tasks import NEWEST, expect_submitt
 from headrace.services.env.setup import EnvironmentSetup
 from headrace.services.env.slots import EnvironmentSlots
 from tests.unit.log.log_bench import Bench, run
+from tests.unit.log.test_request_signatures import FORGERIES, TEAM, Scene
 
 
 class Expects(EnvironmentSetup):
@@ -26,11 +27,12 @@ class Expects(EnvironmentSetup):
         self.heard.set()
 
 
-def task(number: int, use: str | None = "wants") -> TaskSubmitted:
+def task(number: int, use: str | None = "wants", tenant: str = "default") -> TaskSubmitted:
     environment = None if use is None else EnvironmentUse(use=use, image=f"image{number}")
     return TaskSubmitted(
         source="test", task_id=str(number), item_id=str(number), agent="chat", roles={},
         max_turns=1, max_tokens=1, deadline_s=60, environment=environment,
+        tenant=tenant,
     )  # fmt: skip
 
 
@@ -55,3 +57,21 @@ def test_the_newest_tasks_and_all_later_ones_are_expected() -> None:
         await asyncio.gather(following, return_exceptions=True)
 
     run(test)
+
+
+def test_a_forged_task_gets_nothing_ready() -> None:
+    async def main() -> None:
+        scene, wants = Scene(), Expects()
+        await scene.apply()
+        for number, forge in enumerate(FORGERIES):
+            await scene.broker.send(forge(scene, task(number, tenant="team")))
+        await scene.log(TEAM).send(task(100, tenant="team"))
+        following = asyncio.create_task(expect_submitted(scene.log(), {"wants": wants}))
+        while "image100" not in wants.images:
+            wants.heard.clear()
+            await wants.heard.wait()
+        assert wants.images == ["image100"]
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+    asyncio.run(main())

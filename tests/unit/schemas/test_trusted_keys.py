@@ -75,3 +75,10 @@ def test_keys_can_be_required_only_if_there_are_some() -> None:
     assert Scheduler.model_validate({**TREE, "require_keys": True}).trusted.required
     with pytest.raises(ValidationError, match="is not a public key"):
         Scheduler.model_validate({"operators": ["ed25519:short"]})
+
+
+def test_a_cancellation_that_names_a_tenant_counts_for_no_other() -> None:
+    keys = Scheduler.model_validate(TREE).trusted
+    assert keys.scopes(A) == ["", "a", "b"]
+    assert [keys.scopes(A, tenant) for tenant in ("a", "b", "c")] == [["a"], ["b"], [""]]
+    assert [keys.scopes(B, tenant) for tenant in ("a", "c")] == [[], [""]]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from headrace.errors import DecodeError, RecordsLost, UsageError
 from headrace.schemas.events import Event
 from headrace.schemas.topics import Topic
 from headrace.services.kafka.broker import Position, Record
-from headrace.services.log.event_log import EventLog
+from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.operate.dashboard.index.index_rows import TaskRow
 from headrace.services.operate.dashboard.index.run_index import RunIndex
 from headrace.services.operate.show.facts import Fact, fact_of
@@ -82,12 +83,16 @@ class FactReader:
 
     async def one(self, position: Position) -> Fact[Event] | None:
         """Returns one fact, or None if it is gone or does not decode."""
-        remarks: list[str] = []
-        for record in await self.fetch([position], remarks):
-            try:
+        for record in await self.fetch([position], []):
+            with suppress(DecodeError):
                 return await fact_of(self.log, record)
-            except DecodeError:
-                return None
+        return None
+
+    async def delivery(self, position: Position) -> Delivery[Event] | None:
+        """Returns one event with its signature, or None if it is gone or does not decode."""
+        for record in await self.fetch([position], []):
+            with suppress(DecodeError):
+                return await self.log.decode(record)
         return None
 
     def _topic(self, position: Position) -> str:

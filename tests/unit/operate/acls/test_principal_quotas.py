@@ -55,12 +55,29 @@ def test_a_default_never_changes_a_quota_that_is_there() -> None:
         return {**quota_changes(wanted, given, wanted, {"CN=b,O=x": current})}
 
     assert changes({}) == {"CN=b,O=x": {"producer_byte_rate": 5, "consumer_byte_rate": 6}}
-    assert changes({}, producer_byte_rate=9.0) == {"CN=b,O=x": {"consumer_byte_rate": 6}}
+    assert changes({}, producer_byte_rate=9.0) == {}  # Somebody has removed the other one.
     there = {"producer_byte_rate": 9.0, "consumer_byte_rate": 6.0, "request_percentage": 1.0}
     assert changes({}, **there) == {}
     assert changes({"producer_byte_rate": 5, "request_percentage": None}, **there) == {
         "CN=b,O=x": {"producer_byte_rate": 5, "request_percentage": None}
     }
+
+
+@pytest.mark.parametrize(
+    ("shared", "added"),
+    [
+        ({}, {"producer_byte_rate": 5, "consumer_byte_rate": 6}),
+        ({"producer_byte_rate": 4.0}, {"consumer_byte_rate": 6}),
+        ({"producer_byte_rate": 5.0, "consumer_byte_rate": 7.0}, {"consumer_byte_rate": 6}),
+    ],
+)
+def test_a_default_never_allows_more_than_the_clusters_own(
+    shared: dict[str, float], added: dict[str, float]
+) -> None:
+    wanted = {"User:b": {"producer_byte_rate": 5, "consumer_byte_rate": 6}}
+    assert quota_changes(wanted, {}, wanted, {"": shared}) == {"b": added}
+    given = {"producer_byte_rate": 5}
+    assert quota_changes({"User:b": given}, given, wanted, {"": shared}) == {"b": given}
 
 
 def test_kafka_users_have_quotas() -> None:

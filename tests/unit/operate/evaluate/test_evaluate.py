@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.schemas.untrusted.public_keys import key_text
+from headrace.schemas.untrusted.trusted_keys import TrustedKeys
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.operate.evaluate import evaluate as evaluating
 from headrace.services.operate.evaluate.evaluate import evaluate, evaluation_recipe
@@ -35,6 +37,20 @@ def test_an_evaluation_runs_the_first_items_once_and_trains_nothing() -> None:
     items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
     assert [item.item_id for _, _, item in items] == ["0", "1", "2", "3", "4"]
     assert not {"evaluation", "assemble-batches"} & set(services_of(derived))
+
+
+def test_an_evaluation_needs_no_private_key() -> None:
+    keys = [key_text(bytes([number]) * 32) for number in range(2)]
+    scheduler = {"tenants": {"mine": {"keys": keys[:1], "weight": 2}}, "operators": keys[1:]}
+    tree = {
+        "name": "r",
+        "tasks": {"tenant": "mine"},
+        "policies": {"default": {"model": "tiny-llama"}},
+        "scheduler": {**scheduler, "require_keys": True},
+    }
+    derived = evaluation_recipe(parse_recipe(tree, "test"), {}).scheduler
+    assert derived.trusted == TrustedKeys()
+    assert derived.tenants["mine"].weight == 2
 
 
 @pytest.mark.parametrize("roles", [(), ("agent", "env")])

@@ -19,10 +19,7 @@ UNPROVED = "unproved_tenant"
 
 def unproved(trusted: TrustedKeys, task: Delivery[TaskSubmitted]) -> str:
     """Returns why a task does not count for its tenant; an empty text if it does."""
-    tenant = task.event.tenant
-    if trusted.is_open(tenant):
-        return ""
-    return trusted.refusal(tenant, task.signed_by(trusted.keys))
+    return task.refusal(trusted, task.event.tenant)
 
 
 def check(facts: Facts, recipe: Recipe) -> Violations:
@@ -52,7 +49,8 @@ def _cancelled(facts: Facts, trusted: TrustedKeys, refused: set[int]) -> Violati
     scopes: dict[tuple[str, str], set[str]] = {}
     for one in facts.in_order(TaskCancelled):
         named = one.event.source, one.event.task_id
-        scopes.setdefault(named, set()).update(trusted.scopes(one.signed_by(trusted.keys)))
+        counts = trusted.scopes(one.signed_by(trusted.keys), one.event.tenant)
+        scopes.setdefault(named, set()).update(counts)
     for ended in facts.events(EpisodeEnded):
         if ended.ending != "cancelled" or ended.task in refused:
             continue
