@@ -46,12 +46,12 @@ check: $(SYNCED)  ## formatting, lint and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-test-fast: $(SYNCED)  ## unit tests, the contract in memory, the import law: below 90 s
-	@$(BIN)/pytest -n $(WORKERS) -m 'not long and not vllm and not stack and not slow' tests/unit tests/contract/test_broker.py
+test-fast: $(SYNCED)  ## unit tests, the contract in memory, the import law: about 100 s
+	@$(BIN)/pytest -n $$(($(WORKERS) + 1)) -m 'not long and not vllm and not stack and not slow' tests/unit tests/contract/test_broker.py
 
 # Tests with a broker wait half of the time. What only computes runs beside them, in that time, and
 # says how it ended. If it fails, it says everything.
-test: $(SYNCED)  ## the tests of every change, on a real Kafka: at most 15 min on 2 cores
+test: $(SYNCED)  ## the tests of every change, on a real Kafka: about 18 min on 2 cores
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(MAKE) --no-print-directory -j 3 test-stack test-unit test-beside

@@ -8,7 +8,7 @@ from headrace.services.operate.acls.grant import Grants, for_other_runs, surplus
 
 
 def test_what_another_run_reads_is_left() -> None:
-    topics = Topics("second", ("default",), 1, reads_from=frozenset({"first"}))
+    topics = Topics("second", ("default",), 1, reads_from=["first"])
     first = Grants.of(Topics("first", ("default",), 1), "User:b", ["env"])
     second = Grants.of(topics, "User:b", ["trainer"])
     trajectories = TRAJECTORIES.real_name("first")

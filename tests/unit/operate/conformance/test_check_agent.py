@@ -18,6 +18,8 @@ from headrace.errors import UsageError
 from headrace.services.agent.episode import Episode
 from headrace.services.operate.conformance.agent.check_agent import check_agent
 
+pytestmark = pytest.mark.slow
+
 LEFT: list[asyncio.Task[None]] = []
 
 

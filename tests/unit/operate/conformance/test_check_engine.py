@@ -14,6 +14,8 @@ from headrace.services.inference.engine import EngineOutput, EnginePrompt, Weigh
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.operate.conformance.engine.check_engine import check_engine
 
+pytestmark = pytest.mark.slow
+
 OnToken = Callable[[int], None] | None
 
 

@@ -17,6 +17,8 @@ from headrace.errors import InfrastructureError, UsageError
 from headrace.services.base.types import Observation, TaskView
 from headrace.services.operate.conformance.environment.check_environment import check_environment
 
+pytestmark = pytest.mark.slow
+
 ACTIONS = [str(number) for number in range(1, 6)]
 
 
