@@ -50,8 +50,7 @@ def check_layout(packed: bytes, dtype: str, before: bytes | Path | None) -> None
     """Raises UsageError unless inference workers can load these weights after those before them.
 
     `dtype` is the policy's number format in the recipe. `before` are the weights of an earlier
-    version, whose tensors have the same names, dtypes and shapes. None: there are none to compare
-    with.
+    version, whose tensors have the same names, dtypes and shapes. None: nothing is compared.
     """
     entries = read_entries(packed)
     wrong = [e for e in entries.values() if e.dtype in FLOATS and e.dtype != KINDS[dtype]]

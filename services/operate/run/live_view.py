@@ -179,17 +179,23 @@ def progress_line(status: Status) -> str:
     return "  ".join(parts)
 
 
-def panel(status: Status) -> RenderableType:
-    """Returns the run's progress as a few lines."""
-    minutes, seconds = divmod(int(status.elapsed_s()), 60)
+def empty_panel(name: str, phase: str, elapsed_s: float, *, labels: int) -> tuple[Text, Table]:
+    """Returns a panel's title and its table without rows, whose labels are that wide at least."""
+    minutes, seconds = divmod(int(elapsed_s), 60)
     title = Text.assemble(
-        (f" {status.name} ", "bold reverse cyan"),
-        f"  {status.phase}  ",
+        (f" {name} ", "bold reverse cyan"),
+        f"  {phase}  ",
         (f"{minutes}:{seconds:02d}", "bold"),
     )
     rows = Table.grid(padding=(0, 2))
-    rows.add_column(style="dim", min_width=10)
+    rows.add_column(style="dim", min_width=labels)
     rows.add_column()
+    return title, rows
+
+
+def panel(status: Status) -> RenderableType:
+    """Returns the run's progress as a few lines."""
+    title, rows = empty_panel(status.name, status.phase, status.elapsed_s(), labels=10)
     if status.progress is not None:
         _add_progress(rows, status.progress)
         rows.add_row("lag", "  ".join(f"{name} {lag:,}" for name, lag in status.lags.items()))

@@ -135,7 +135,7 @@ async def add_recorded(
 def _sequences(
     recorded: TrajectoryRecorded, policy: str, sampling: Sampling
 ) -> list[TokenSequence] | str:
-    """Returns the sequences of an episode, or why there are none."""
+    """Returns the sequences of an episode, or the reason if it has no sequence to learn."""
     shown: dict[str, Any] = {
         "demonstrated": True, "logprobs": b"", "versions": b"", "teacher": b"", "sampling": 0,
     }  # fmt: skip

@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from rich.console import Console, RenderableType
 from rich.console import Group as Lines
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from headrace.services.operate.options import visible
-from headrace.services.operate.run.live_view import PLAIN_INTERVAL_S, sparkline
+from headrace.services.operate.run.live_view import (
+    PLAIN_INTERVAL_S,
+    empty_panel,
+    sparkline,
+)
 from headrace.services.operate.sft.fine_tuning import SftProgress
 
 
@@ -111,15 +114,7 @@ def sft_line(status: SftStatus) -> str:
 
 def sft_panel(status: SftStatus) -> RenderableType:
     """Returns the progress as a few lines."""
-    minutes, seconds = divmod(int(status.elapsed_s()), 60)
-    title = Text.assemble(
-        (f" {visible(status.name)} ", "bold reverse cyan"),
-        f"  {status.phase}  ",
-        (f"{minutes}:{seconds:02d}", "bold"),
-    )
-    rows = Table.grid(padding=(0, 2))
-    rows.add_column(style="dim", min_width=13)
-    rows.add_column()
+    title, rows = empty_panel(visible(status.name), status.phase, status.elapsed_s(), labels=13)
     if (one := status.progress) is not None:
         tokens, left = status.speed()
         rows.add_row(

@@ -29,6 +29,10 @@ ENDLESS = 1_000_000
 def agent_rules(trial: AgentTrial) -> list[Rule]:
     """Returns the rules, in the order in which they are tried."""
     checks = _AgentChecks(trial)
+    return [*_rules_of_requests(checks), *_rules_of_ends(checks)]
+
+
+def _rules_of_requests(checks: _AgentChecks) -> list[Rule]:
     return [
         Rule(
             "plays_an_episode", "The episode is finished when the environment is done.",
@@ -63,6 +67,11 @@ def agent_rules(trial: AgentTrial) -> list[Rule]:
             "Keep what belongs to an episode in local variables, not in the class or the module.",
             checks.episodes_are_apart,
         ),
+    ]  # fmt: skip
+
+
+def _rules_of_ends(checks: _AgentChecks) -> list[Rule]:
+    return [
         Rule(
             "stops_at_its_limit", "At the limit of turns the episode ends.",
             "Do not catch BaseException, or raise it again: a limit passes through the agent.",
