@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import uuid
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
@@ -13,6 +13,8 @@ import pytest
 from hypothesis import settings
 
 from headrace.infra import local
+
+STACK = "stack"
 
 # By default each of several processes has a torch thread for each core. They would wait for each
 # other in busy loops: a test took seven times the processor time.
@@ -35,11 +37,23 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(scope="session")
-def local_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local.LocalStack]:
-    """A real Kafka and a real registry on free ports. They end with the session, killed or not."""
-    state = tmp_path_factory.mktemp("stack")
-    yield local.up(state, kafka_port=0, registry_port=0, owner_pid=os.getpid())
-    local.down(state, wipe=True)
+def local_stack(tmp_path_factory: pytest.TempPathFactory) -> local.LocalStack:
+    """A real Kafka and a real registry on free ports, which all processes of the session use.
+
+    They end with the session, killed or not.
+    """
+    folder, session_pid = tmp_path_factory.getbasetemp(), os.getpid()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder, session_pid = folder.parent, os.getppid()
+    return local.up(folder / STACK, kafka_port=0, registry_port=0, owner_pid=session_pid)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Ends the stack that the session's processes shared, and removes its data."""
+    folders: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
+    state = folders.getbasetemp() / STACK
+    if "PYTEST_XDIST_WORKER" not in os.environ and state.exists():
+        local.down(state, wipe=True)
 
 
 @pytest.fixture(scope="session")
