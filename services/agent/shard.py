@@ -169,7 +169,7 @@ class AgentShard:
             if isinstance(answer, ObservationRecorded):
                 other = self._locations[key].on_answer(answer)
                 if other or (answer.partition >= 0 and answer.attempt < run.attempt):
-                    self.context.spawn(self._close_all([answer]), "close environment")
+                    self._close_environments([answer])
             run.on_answer(answer)
         else:
             self._early_answers.keep(key, answer)
@@ -188,14 +188,25 @@ class AgentShard:
         or which came after its `close`. Nothing else would free their slots before the deadline.
         """
         if over := self._early_answers.drop_over(self._is_over):
-            self.context.spawn(self._close_all(over), "close environments")
+            self._close_environments(over)
 
-    async def _close_all(self, last: Sequence[ObservationRecorded]) -> None:
-        for answer in last:
-            task = self._tasks.get(answer.task)
-            environment = None if task is None else task.submitted.environment
-            partition = answer.partition if answer.partition >= 0 else self.context.partition.number
-            await self.context.send(close_after(answer, environment), partition)
+    def _close_environments(self, last: Sequence[ObservationRecorded]) -> None:
+        """Ends the environments that gave these answers.
+
+        If this worker ends first, the partition's next owner reads the answers again.
+        """
+        closed = self.context.hold_positions()
+
+        async def close() -> None:
+            for answer in last:
+                task = self._tasks.get(answer.task)
+                environment = None if task is None else task.submitted.environment
+                own = self.context.partition.number
+                partition = answer.partition if answer.partition >= 0 else own
+                await self.context.send(close_after(answer, environment), partition)
+            closed()
+
+        self.context.spawn(close(), "close environments")
 
     def _on_outcome(self, outcome: EpisodeEnded) -> None:
         task = self._tasks.get(outcome.task)
@@ -236,7 +247,7 @@ class AgentShard:
         locations = self._locations[started.task, sample] = EpisodeLocations()
         observed = self._early_answers.observed((started.task, sample))
         if others := [answer for answer in observed if locations.on_answer(answer)]:
-            self.context.spawn(self._close_all(others), "close environments")
+            self._close_environments(others)
         answers = self._early_answers.take((started.task, sample))
         setup = self.agents[started.submitted.agent]
         run: EpisodeRun | IsolatedEpisode

@@ -98,8 +98,9 @@ class ShardHost:
             if self.commit is not None:
                 await self.commit({self.context.partition: self.to_commit()})
             self.context.caught_up = True
-            self._note()
+            # What follows from the records just read is held at the positions before them.
             await self.shard.on_caught_up()
+            self._note()
 
     async def _on_record(self, record: Record) -> None:
         done: Callable[[], None] | None = None

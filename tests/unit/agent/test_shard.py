@@ -8,7 +8,7 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any, cast
 
-from headrace.errors import TooLarge
+from headrace.errors import DependencyError, TooLarge
 from headrace.schemas.events import (
     ActionRequested,
     EpisodeEnded,
@@ -72,6 +72,10 @@ class Bench:
         """Attempt, kind and partition of each action."""
         self.spawned: list[asyncio.Task[None]] = []
         self.adopted: list[asyncio.Task[None]] = []
+        self.held = 0
+        """How often the positions of the answers are held."""
+        self.unreachable: Exception | None = None
+        """What a send raises."""
         self.cancellations = Nobody()
         setup = AgentSetup(patient, {}, AgentSettings(), {})
         self.shard = AgentShard(
@@ -88,6 +92,13 @@ class Bench:
     def hold(self, delivery: Delivery[Any]) -> Callable[[], None]:
         return lambda: None
 
+    def hold_positions(self) -> Callable[[], None]:
+        def release() -> None:
+            self.held -= 1
+
+        self.held += 1
+        return release
+
     def spawn(
         self, work: Coroutine[Any, Any, None], name: str, trace: Context | None = None
     ) -> asyncio.Task[None]:
@@ -98,6 +109,8 @@ class Bench:
         self.adopted.append(task)
 
     async def send(self, event: Event, partition: int | None = None) -> Ref:
+        if self.unreachable is not None:
+            raise self.unreachable
         self.sent.append(event)
         if isinstance(event, ActionRequested):
             assert partition is not None
@@ -305,5 +318,18 @@ def test_an_environment_that_answers_when_its_episode_is_over_is_closed_where_it
         late = observed(3).model_copy(update={"partition": 7})
         await bench.feed(late)
         assert bench.places[-1] == (0, "close", 7)
+        assert bench.held == 0
+
+    on_a_bench(test)
+
+
+def test_an_answer_whose_environment_could_not_be_closed_is_read_again() -> None:
+    async def test(bench: Bench) -> None:
+        await bench.catch_up()
+        await bench.feed(started(3), outcome(3))
+        bench.unreachable = DependencyError("the log did not answer")
+        await bench.feed(observed(3).model_copy(update={"partition": 7}))
+        assert bench.held == 1, "the commit does not pass the answer"
+        assert isinstance(bench.spawned.pop().exception(), DependencyError)
 
     on_a_bench(test)
