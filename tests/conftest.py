@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import uuid
+from asyncio.base_subprocess import BaseSubprocessTransport
 from collections.abc import Generator, Sequence
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -19,6 +21,24 @@ STACK = "stack"
 # By default each of several processes has a torch thread for each core. They would wait for each
 # other in busy loops: a test took seven times the processor time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def _name_their_tests() -> None:
+    """Names the test that made a process which nobody waited for: it fails a later test."""
+    plain, shown = BaseSubprocessTransport.__init__, BaseSubprocessTransport.__repr__
+
+    def init(self: Any, *arguments: Any, **options: Any) -> None:
+        self._made_by = os.environ.get("PYTEST_CURRENT_TEST")
+        plain(self, *arguments, **options)
+
+    def named(self: Any) -> str:
+        return f"{shown(self)} of {self._made_by}"
+
+    BaseSubprocessTransport.__init__ = init  # type: ignore[method-assign]
+    BaseSubprocessTransport.__repr__ = named  # type: ignore[method-assign]
+
+
+_name_their_tests()
 
 # How long an example takes says more of the machine than of the code.
 settings.register_profile("untimed", deadline=None)

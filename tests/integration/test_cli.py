@@ -198,6 +198,7 @@ def test_serve_drains_on_sigterm(operator: Operator) -> None:
     process.stdout.close()
 
 
+@pytest.mark.long
 def test_run_goes_to_its_end_and_the_next_takes_another_name(
     operator: Operator, namespace: str
 ) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from headrace import Client
 from headrace.infra import local
@@ -49,6 +50,7 @@ training = false
 """
 
 
+@pytest.mark.long
 def test_what_a_teacher_scores_is_recorded_trained_on_and_replayed(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:

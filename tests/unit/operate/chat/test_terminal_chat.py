@@ -97,14 +97,15 @@ def test_a_version_brings_the_sampling_of_its_run(folder: Path, tmp_path: Path) 
     assert set("".join(written)) <= {"L", "R", "\n"}
 
 
-@pytest.mark.slow
 def test_a_model_with_a_template_remembers_the_chat_until_its_context_is_full(
     folder: Path, tmp_path: Path
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(folder, model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
-    chat = chat_of(model, tmp_path, max_tokens=200)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 160}))
+    chat = chat_of(model, tmp_path, max_tokens=45)
     assert chat.remembers
     contexts: list[int] = []
 
@@ -115,7 +116,7 @@ def test_a_model_with_a_template_remembers_the_chat_until_its_context_is_full(
 
     remarks: list[str] = []
     talk(chat, lines(), lambda text: None, remarks.append)
-    # The context is 512 tokens: two answers of 200 tokens fit, and the third is cut.
+    # Two answers of 45 tokens fit into the context of 160 tokens, and the third is cut.
     assert contexts[0] < contexts[1]
     assert contexts[2] == 0
     assert contexts[3] == contexts[0]
