@@ -161,7 +161,8 @@ async def what_is_there(
         ends = await connection.broker.ends(partitions)
     admin = AdminClient({"bootstrap.servers": stack.bootstrap_servers})
     groups = admin.list_consumer_groups().result()
-    return ends, sorted(one.group_id for one in groups.valid)
+    names = sorted(one.group_id for one in groups.valid)
+    return ends, [name for name in names if name.startswith(namespace)]
 
 
 def test_a_run_is_shown_and_left_alone(

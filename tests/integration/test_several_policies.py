@@ -24,7 +24,7 @@ RECIPE = """
 name = "sizes"
 
 [stop]
-versions = 2
+versions = 6  # a run does not wait for a round of evaluation, and the one of version 0 is read
 
 [tasks]
 use = "count"
