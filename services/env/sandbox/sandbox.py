@@ -126,8 +126,8 @@ class SandboxSettings(Limits):
     hosts: tuple[HostSettings, ...] = ()
     """Engines and clusters that share the episodes, instead of the engine that the command `docker`
     would use. Each is a table with `url`, `slots` and, for TLS, `tls`: the folder of ca.pem,
-    cert.pem and key.pem on the worker's host. The `url` of a cluster is
-    `kubernetes://CONTEXT/NAMESPACE`."""
+    cert.pem and key.pem on the worker's host. The `url` is `unix:///path`, `tcp://host:port`,
+    `ssh://user@host`, or `kubernetes://CONTEXT/NAMESPACE` for a cluster."""
     ready: int = Field(default=0, ge=0)
     """Containers of `image` that each host has started before episodes need them, beside `slots`.
     They live for `lifetime_s`, so that must exceed the deadlines of tasks by far."""

@@ -16,10 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.errors import InfrastructureError
+from headrace.errors import InfrastructureError, UsageError
+from headrace.services.env.sandbox.sandbox import SandboxSettings
 from headrace.services.processes.docker import ssh_forward
 from headrace.services.processes.docker.docker_engine import DockerEngine
-from headrace.services.processes.docker.ssh_forward import ENGINE_SOCKET, SshHost, read_ssh_address
+from headrace.services.processes.docker.hardened import read_limits
+from headrace.services.processes.docker.ssh_forward import SshHost, read_ssh_address
 from tests.unit.processes import fake_ssh
 from tests.unit.processes.docker_fake import (
     BOUND_S,
@@ -87,7 +89,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSsh]:
 @pytest.mark.parametrize(
     ("url", "host"),
     [
-        ("ssh://far", SshHost("far")),
+        ("ssh://far", SshHost("far", socket="/var/run/docker.sock")),
         ("ssh://far/", SshHost("far")),
         ("ssh://Me.1@Far-2.example.com:22", SshHost("Far-2.example.com", "Me.1", "22")),
         ("ssh://me@[::1]:2222", SshHost("::1", "me", "2222")),
@@ -109,6 +111,18 @@ def test_an_address_names_the_host_and_the_socket(url: str, host: SshHost) -> No
 def test_other_addresses_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match="is not ssh://USER@HOST:PORT/PATH"):
         read_ssh_address(url)
+
+
+def test_a_host_of_a_recipe_may_be_behind_ssh() -> None:
+    def read(**host: object) -> SandboxSettings:
+        return read_limits(SandboxSettings, {"image": "i", "hosts": [{"slots": 1, **host}]}, "o")
+
+    assert read(url="ssh://me@far").hosts[0].url == "ssh://me@far"
+    with pytest.raises(UsageError, match="can't have a password") as raised:
+        read(url="ssh://me:secret@far")
+    assert "secret" not in str(raised.value)
+    with pytest.raises(UsageError, match="SSH protects the connection by itself"):
+        read(url="ssh://me@far", tls="/x")
 
 
 def test_one_ssh_carries_all_calls_and_outputs(ssh: FakeSsh, tmp_path: Path) -> None:
@@ -272,7 +286,3 @@ def test_a_killed_worker_leaves_no_ssh(ssh: FakeSsh, tmp_path: Path) -> None:
         await until(lambda: not ssh.running() and not ssh.left())
 
     on_ssh(ssh, tmp_path, test)
-
-
-def test_the_usual_socket_is_the_default() -> None:
-    assert SshHost("far").socket == ENGINE_SOCKET
