@@ -44,8 +44,8 @@ def stop_servers(servers: Sequence[record.Server]) -> None:
         recording = any(server.serves and server.recording for server in servers)
         bound_s = _RECORDING_BOUND_S if recording else STOP_BOUND_S
     served = {server.process for server in servers if server.serves}
-    heeded = processes.stop([server.process for server in servers], bound_s)
+    ended = processes.stop([server.process for server in servers], bound_s)
     for server in servers:
         if server.recording:
-            whole = heeded and server.process in served
+            whole = ended and server.process in served
             runtime.keep_recording(server.recording, whole=whole)

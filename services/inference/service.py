@@ -218,6 +218,25 @@ async def _serve(
     start: Start = Tail() if len(topics.policies) == 1 and not topics.signers else "first"
     publications = follow_events(context.log, {topics.partition(POLICIES): start})
     follower = WeightsFollower(publications, context.blobs, served, scratch)
+    try:
+        await until_first(follower.run(), _answer(context, served, pinned, shared, follower.ready))
+    finally:
+        await publications.aclose()
+
+
+async def _answer(
+    context: ServiceContext,
+    served: dict[str, ServedPolicy],
+    pinned: dict[str, PinnedVersions],
+    shared: SharedLimits,
+    has_weights: asyncio.Event,
+) -> None:
+    """Answers prompts, as soon as all policies have weights. Ends if the worker has drained."""
+    await until_first(has_weights.wait(), context.stopping.wait(), context.draining.wait())
+    if not has_weights.is_set():
+        return
+    context.ready.set()
+    topics = context.log.topics
     drain = Drain(context.log, context.worker_id, context.draining)
     leaving = asyncio.Event()
 
@@ -226,38 +245,28 @@ async def _serve(
         assert name is not None
         return PromptShard(shard, served[name], pinned.get(name), drain)
 
-    async def answer() -> None:
-        await until_first(follower.ready.wait(), context.stopping.wait(), context.draining.wait())
-        if not follower.ready.is_set():
-            return
-        context.ready.set()
-        worker = Worker(
-            context.log,
-            topics=[topics.name(PROMPTS, name) for name in served],
-            consumer_group=context.consumer_group("inference"),
-            make_shard=make_shard,
-            stopping=leaving,
-            changed=lambda: reports.soon(),
-        )
+    worker = Worker(
+        context.log,
+        topics=[topics.name(PROMPTS, name) for name in served],
+        consumer_group=context.consumer_group("inference"),
+        make_shard=make_shard,
+        stopping=leaving,
+        changed=lambda: reports.soon(),
+    )
+    measure = partial(measure_load, context.recipe, topics, served.values(), worker)
+    waiting = partial(count_waiting, topics, served.values(), worker)
+    reports = LoadReports(context.log.send, context.worker_id, measure, shared, waiting)
+    shared.report_soon = reports.soon
 
-        def begin_drain() -> None:
-            reports.soon()
-            for one in served.values():
-                one.slots.notify()
+    def begin_drain() -> None:
+        reports.soon()
+        for one in served.values():
+            one.slots.notify()
 
-        async def leave() -> None:
-            drained = drain.run(begin_drain, worker.open_records)
-            await until_first(drained, context.stopping.wait())
-            leaving.set()
-            await asyncio.Event().wait()
+    async def leave() -> None:
+        drained = drain.run(begin_drain, worker.open_records)
+        await until_first(drained, context.stopping.wait())
+        leaving.set()
+        await asyncio.Event().wait()
 
-        measure = partial(measure_load, context.recipe, topics, served.values(), worker)
-        waiting = partial(count_waiting, topics, served.values(), worker)
-        reports = LoadReports(context.log.send, context.worker_id, measure, shared, waiting)
-        shared.report_soon = reports.soon
-        await until_first(worker.run(), reports.run(leaving, context.draining), leave())
-
-    try:
-        await until_first(follower.run(), answer())
-    finally:
-        await publications.aclose()
+    await until_first(worker.run(), reports.run(leaving, context.draining), leave())

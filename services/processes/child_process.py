@@ -72,6 +72,7 @@ class ChildProcess:
         environment: Mapping[str, str] | None = None,
         *,
         folder: str | None = None,
+        own_folder: bool = False,
         stderr: int | None = None,
         limit: int = CHUNK_BYTES,
         pass_fds: Sequence[int] = (),
@@ -81,13 +82,17 @@ class ChildProcess:
         `environment` replaces this process's environment. Without `stderr`, what the command writes
         to its stderr goes to that of this process, without the secrets that this process knows. A
         command that can't be run ends with exit code 127. The command also gets the descriptors of
-        `pass_fds`. Raises OSError if `folder` does not exist.
+        `pass_fds`. Raises OSError if `folder` does not exist. With `own_folder` the folder is
+        removed when the command has ended; it may hold files only.
         """
         copied = None
         if stderr is None:
             copied, stderr = os.pipe()
         try:
-            child = await cls._start(command, environment, folder, stderr, limit, pass_fds)
+            removed = folder if folder and own_folder else ""
+            child = await cls._start(
+                [removed, *command], environment, folder, stderr, limit, pass_fds
+            )
         except BaseException:
             if copied is not None:
                 os.close(copied)
@@ -102,7 +107,7 @@ class ChildProcess:
     @classmethod
     async def _start(
         cls,
-        command: Sequence[str],
+        arguments: Sequence[str],
         environment: Mapping[str, str] | None,
         folder: str | None,
         stderr: int,
@@ -112,7 +117,7 @@ class ChildProcess:
         ours, lifeline = os.pipe()
         try:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-I", "-S", guard.__file__, str(ours), *command),
+                *(sys.executable, "-I", "-S", guard.__file__, str(ours), *arguments),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=stderr,

@@ -1,10 +1,12 @@
-"""Runs a command, and kills all that it started: `python -I -S guard.py LIFELINE COMMAND...`.
+"""Runs a command, and kills all that it started.
+
+`python -I -S guard.py LIFELINE FOLDER COMMAND...`
 
 LIFELINE is the reading end of a pipe whose other end only the parent holds, so the pipe ends even
 if the parent is killed. When the pipe or the command ends, this program kills every process that
 the command started. On Linux that includes processes that left its process group, because they
-become children of this program. It exits as the command did: with 128 plus the signal's number if a
-signal ended the command.
+become children of this program. Then it removes FOLDER with the files in it, unless that is empty
+text. It exits as the command did: with 128 plus the signal's number if a signal ended the command.
 
 It imports only a little of the standard library, so that it starts in milliseconds.
 """
@@ -26,18 +28,18 @@ NOT_FOUND = 127
 
 def main() -> None:
     """Runs the command until it ends or the lifeline does."""
-    lifeline, command = int(sys.argv[1]), sys.argv[2:]
+    lifeline, folder, command = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
     os.set_inheritable(lifeline, False)
-    fork_guarded(lifeline)
+    fork_guarded(lifeline, folder=folder)
     run(command)
 
 
-def fork_guarded(lifeline: int, status: int | None = None) -> None:
+def fork_guarded(lifeline: int, status: int | None = None, folder: str = "") -> None:
     """Forks. Returns in the new process, which has a session of its own.
 
     The old process never returns. When the new process or the lifeline ends, it kills the new
-    process and all that this started, writes the exit code to `status` as a line, and exits with
-    it.
+    process and all that this started, removes `folder`, writes the exit code to `status` as a line,
+    and exits with it.
     """
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     own = os.getpid()
@@ -56,6 +58,8 @@ def fork_guarded(lifeline: int, status: int | None = None) -> None:
     while ended != pid:
         ended, wait_status = os.waitpid(-1, 0)
     kill_all(pid)
+    if folder:
+        remove(folder)
     code = os.waitstatus_to_exitcode(wait_status)
     code = code if code >= 0 else 128 - code
     if status is not None:
@@ -111,6 +115,14 @@ def kill_all(group: int) -> None:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             os.waitpid(-1, 0)
+
+
+def remove(folder: str) -> None:
+    """Removes a folder of files."""
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            os.unlink(os.path.join(folder, name))
+        os.rmdir(folder)
 
 
 def kill_group(group: int) -> None:

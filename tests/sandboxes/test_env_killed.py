@@ -39,6 +39,8 @@ from tests.sandboxes.image_registry import image_registry
 RECIPE = str(Path(__file__).parent / "recipe.toml")
 EPISODES = 4
 ANSWER_S = 120.0
+LIFE_MS = 3 * 3_600_000
+"""Until the deadline of an episode, which must survive all kills: no attempt need be lost."""
 GONE_S = 90.0
 
 
@@ -66,7 +68,7 @@ class Actor:
                 task=self._task, sample=0, attempt=self._attempt, call=str(self._index + 1),
                 index=self._index, kind=kind,
                 environment=EnvironmentUse(use="default", image=self._image),
-                payload=json.dumps({"action": command}), expires_at=now_ms() + 600_000,
+                payload=json.dumps({"action": command}), expires_at=now_ms() + LIFE_MS,
                 digest=bytes(16),
             )
         )  # fmt: skip

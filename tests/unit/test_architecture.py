@@ -81,6 +81,9 @@ ROLES = frozenset({"__init__", "__main__", "command", "service", "shard"})
 """Names of modules that say which role a module has in its folder. All other names are unique."""
 MAX_FILES = 15
 MAX_LINES = 350
+MAX_FUNCTION_LINES = 50
+"""A function from its `def` to its end. Its docstring does not count, and neither do decorators,
+since a command of click has one for each option."""
 CONTRACT = "schemas/events.py"
 """All events in the order of the flow: the one file that may be longer."""
 MAX_SERVICES = 13
@@ -272,6 +275,47 @@ def test_folders_and_files_stay_small() -> None:
     assert "__init__.py" in entries
     assert len(entries - {"__init__.py"}) <= MAX_SERVICES
     assert not {name for name in entries if name.endswith(".py")} - {"__init__.py"}
+
+
+def function_lines(text: str) -> dict[str, int]:
+    """The lines of each function of a module, methods and nested ones included, by its position."""
+    found = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            first = node.body[0]
+            if ast.get_docstring(node) is not None:
+                lines -= (first.end_lineno or 0) - first.lineno + 1
+            found[f"{node.lineno} {node.name}"] = lines
+    return found
+
+
+def test_functions_stay_small() -> None:
+    long = [
+        f"{path}:{name}: {lines} lines"
+        for path in FILES.values()
+        for name, lines in function_lines((ROOT / path).read_text()).items()
+        if lines > MAX_FUNCTION_LINES
+    ]
+    assert not long, "\n".join(long)
+
+
+def test_decorators_and_docstrings_are_no_lines_of_a_function() -> None:
+    text = """
+@option("--a")
+@option("--b")
+def outer(
+    a: int,
+) -> int:
+    '''Says.
+
+    More.
+    '''
+    async def inner() -> int:
+        return a
+    return 1
+"""
+    assert function_lines(text) == {"4 outer": 6, "11 inner": 2}
 
 
 def test_the_architecture_page_has_the_same_order() -> None:

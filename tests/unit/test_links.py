@@ -1,4 +1,7 @@
-"""Every link of a page to a file of this repository leads to that file, and to a heading in it."""
+"""Every link of a page to a file of this repository leads to that file, and to a heading in it.
+
+Paths and names of modules in a page's text exist, too.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,12 @@ PAGES = {
     for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md")
     for path in sorted(ROOT.glob(pattern))
 }
+FOLDERS = ("docs", "examples", "headrace", "infra", "schemas", "services", "stream_jobs", "tests",
+           "trainer")  # fmt: skip
+NAMED = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[\w./-]*)`")
+MODULE = re.compile(r"`(\w+\.py|\w+/)`")
+FOR_DEVELOPERS = ("CONTRIBUTING.md", "docs/architecture.md")
+"""Pages that name modules and folders without the path to them."""
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCED = re.compile(r"^ *(```|~~~).*?^ *\1", re.DOTALL | re.MULTILINE)
 
@@ -64,3 +73,31 @@ def test_a_link_that_leads_nowhere_is_found() -> None:
         "gone.md: no such file",
         "README.md#gone: no such heading",
     ]
+
+
+def missing_paths(page: str) -> list[str]:
+    """The paths in a page's text that don't exist."""
+    return [name for name in NAMED.findall(page) if not (ROOT / name).exists()]
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if "decisions/" not in name])
+def test_paths_in_the_text_exist(name: str) -> None:
+    """Decisions are as old as their date, so what they name may be gone."""
+    assert missing_paths(PAGES[name].read_text()) == []
+
+
+@pytest.mark.parametrize("name", FOR_DEVELOPERS)
+def test_modules_in_the_text_exist(name: str) -> None:
+    known = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for folder in FOLDERS
+        for path in (ROOT / folder, *(ROOT / folder).rglob("*"))
+    }
+    named = MODULE.findall(PAGES[name].read_text())
+    assert named
+    assert [one for one in named if one not in known] == []
+
+
+def test_a_path_that_does_not_exist_is_found() -> None:
+    page = "`schemas/events.py`, `services/gone.py`, `services/`, `mine/gone.py`, `a services/gone`"
+    assert missing_paths(page) == ["services/gone.py"]

@@ -37,6 +37,7 @@ from headrace.services.env.sandbox.workspace_files import (
 )
 from headrace.services.processes.docker.docker_errors import Conflict, NotThere
 from headrace.services.processes.docker.hardened import USER, Limits, Positive
+from headrace.services.processes.docker.ssh_forward import is_ssh, read_ssh_address
 from headrace.services.processes.kubernetes.cluster_address import is_cluster, read_address
 
 NOT_IN_PODS = ("root_mb", "images_gb", "images_unused_h", "pull_submitted")
@@ -55,7 +56,7 @@ class HostSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: str
-    """Its address: `unix:///path` or `tcp://host:port` of a Docker engine, or
+    """Its address: `unix:///path`, `tcp://host:port` or `ssh://user@host` of a Docker engine, or
     `kubernetes://CONTEXT/NAMESPACE` of a cluster. CONTEXT is one of the worker's kubeconfig.
     Without it, that is the cluster in which the worker runs, or else the current context."""
     slots: Positive
@@ -69,15 +70,20 @@ class HostSettings(BaseModel):
     def _keep_passwords_out(cls, url: str) -> str:
         if is_cluster(url):
             read_address(url)
+        elif is_ssh(url):
+            read_ssh_address(url)
         elif "@" in url:
             raise ValueError("the address may have no user and password; use `tls`")
         return url
 
     @field_validator("tls")
     @classmethod
-    def _leave_tls_to_kubeconfig(cls, tls: str, info: ValidationInfo) -> str:
-        if tls and is_cluster(info.data.get("url", "")):
+    def _leave_tls_to_others(cls, tls: str, info: ValidationInfo) -> str:
+        url = info.data.get("url", "")
+        if tls and is_cluster(url):
             raise ValueError("the kubeconfig says how a cluster is reached: leave `tls` out")
+        if tls and is_ssh(url):
+            raise ValueError("SSH protects the connection by itself: leave `tls` out")
         return tls
 
 
@@ -120,8 +126,8 @@ class SandboxSettings(Limits):
     hosts: tuple[HostSettings, ...] = ()
     """Engines and clusters that share the episodes, instead of the engine that the command `docker`
     would use. Each is a table with `url`, `slots` and, for TLS, `tls`: the folder of ca.pem,
-    cert.pem and key.pem on the worker's host. The `url` of a cluster is
-    `kubernetes://CONTEXT/NAMESPACE`."""
+    cert.pem and key.pem on the worker's host. The `url` is `unix:///path`, `tcp://host:port`,
+    `ssh://user@host`, or `kubernetes://CONTEXT/NAMESPACE` for a cluster."""
     ready: int = Field(default=0, ge=0)
     """Containers of `image` that each host has started before episodes need them, beside `slots`.
     They live for `lifetime_s`, so that must exceed the deadlines of tasks by far."""

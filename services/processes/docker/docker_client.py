@@ -7,7 +7,6 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import docker
 import requests
@@ -25,6 +24,7 @@ from urllib3.exceptions import HTTPError
 
 from headrace.errors import InfrastructureError, UsageError
 from headrace.services.processes.docker.docker_errors import refused
+from headrace.services.processes.docker.ssh_forward import is_ssh, read_ssh_address
 
 UNIX = "http+docker://localhost"
 """The beginning of the SDK's URLs if the engine listens at a Unix socket."""
@@ -32,8 +32,11 @@ SDK_ERRORS = (DockerException, HTTPError, OSError)
 """What a call raises if it gets no answer, or if the SDK itself refuses it."""
 
 
-def failed(error: Exception, call: str, limit_s: float) -> InfrastructureError:
-    """Returns the error for one of SDK_ERRORS. `limit_s` is the time that the call had."""
+def failed(error: Exception, call: str, limit_s: float, said: str = "") -> InfrastructureError:
+    """Returns the error for one of SDK_ERRORS. `limit_s` is the time that the call had.
+
+    `said` is what ssh said meanwhile, if the engine is reached by it.
+    """
     broken: BaseException | None = None
     reason: BaseException | None = error
     while reason is not None:
@@ -46,7 +49,8 @@ def failed(error: Exception, call: str, limit_s: float) -> InfrastructureError:
         reason = reason.__cause__ or reason.__context__
     if broken is None:
         return InfrastructureError("engine_error", f"{call}: {error}")
-    return InfrastructureError("engine_unreachable", f"{call}: {type(broken).__name__}: {broken}")
+    why = f"ssh says: {said}" if said else f"{type(broken).__name__}: {broken}"
+    return InfrastructureError("engine_unreachable", f"{call}: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +58,14 @@ class Host:
     """An engine's address, and the setting that names it."""
 
     url: str
-    """As in DOCKER_HOST, for example `unix:///var/run/docker.sock`."""
+    """As in DOCKER_HOST: `unix:///var/run/docker.sock`, `tcp://HOST:PORT`, `ssh://USER@HOST`."""
     tls: docker.TLSConfig | bool
     named_by: str
 
     @property
     def local(self) -> bool:
         """Whether the engine listens at a Unix socket, so that it should see this host's files."""
-        return str(parse_host(self.url)).startswith("http+unix:")
+        return not is_ssh(self.url) and str(parse_host(self.url)).startswith("http+unix:")
 
 
 def find_host(url: str | None = None, tls: str = "") -> Host:
@@ -72,16 +76,14 @@ def find_host(url: str | None = None, tls: str = "") -> Host:
     """
     host = _with_tls(url, tls) if url and tls else _named(url)
     try:
-        parse_host(host.url)
+        if is_ssh(host.url):
+            read_ssh_address(host.url)
+        else:
+            parse_host(host.url)
+    except ValueError as error:
+        raise UsageError(f"{host.named_by}: {error}") from None
     except DockerException as error:
         raise UsageError(f"{host.named_by} names {host.url!r}: {error}") from error
-    if urlsplit(host.url).scheme == "ssh":
-        raise UsageError(
-            f"{host.named_by} names {host.url}: Headrace reaches an engine by a Unix socket, TCP "
-            "or TLS, not by SSH. Forward its socket with `ssh -NL "
-            f"$HOME/docker.sock:/var/run/docker.sock {host.url}`, and set "
-            "DOCKER_HOST=unix://$HOME/docker.sock"
-        )
     return host
 
 

@@ -8,16 +8,18 @@ up at any time.
 from __future__ import annotations
 
 import asyncio
-import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from headrace.errors import InfrastructureError, UsageError
-from headrace.services.base.concurrency import in_daemon_thread, readable
+from headrace.services.base.concurrency import in_daemon_thread
 from headrace.services.processes.docker.docker_errors import Conflict, NotThere
+from headrace.services.processes.docker.docker_output import Output
 from headrace.services.processes.docker.hardened import USER
+from headrace.services.processes.docker.ssh_forward import SshForward, is_ssh, read_ssh_address
 
 if TYPE_CHECKING:
     from docker import APIClient
@@ -32,9 +34,6 @@ CALL_S = 60
 """Seconds that the engine has for one call. A busy host takes several to start a container."""
 PULL_S = 900
 """Seconds that an image has to be pulled."""
-HEADER_BYTES = 8
-"""The header of one frame of a command's output: stream, three zeros, big-endian length."""
-CHUNK_BYTES = 64 * 1024
 
 
 class DockerEngine:
@@ -56,9 +55,11 @@ class DockerEngine:
         self.host = found.url
         self.local = found.local
         """Whether it listens at a Unix socket, so that it should see this host's files."""
-        self._connect = lambda: client.DockerClient(found, CALLS, CALL_S, PULL_S)
+        self._found = found
         self._client: APIClient | None = None
+        self._client_url = ""
         self._connecting = asyncio.Lock()
+        self._forward = SshForward(read_ssh_address(found.url)) if is_ssh(found.url) else None
         self._turns = asyncio.Semaphore(CALLS)
         self._closed = False
 
@@ -67,6 +68,8 @@ class DockerEngine:
         self._closed = True
         if self._client is not None:
             self._client.close()
+        if self._forward is not None:
+            await self._forward.aclose()
 
     def policy_user(self, name: str) -> str:
         """Returns the number of the user that runs a container's commands."""
@@ -183,9 +186,22 @@ class DockerEngine:
         It gets the bytes of `given` at its stdin, but no end of the file: a connection by TLS can't
         be closed in one direction. It should write little before it has read them.
         """
-        output = Output(self.host)
+        used: list[APIClient] = []
+
+        def ping(client: APIClient) -> None:
+            if client is not used[0]:
+                message = f"{self.host}: the connection was lost while a command ran"
+                raise InfrastructureError("engine_unreachable", message)
+            client.ping()
+
+        async def confirm() -> None:
+            await self._call("confirm the connection", ping)
+
+        # If ssh ends, the output ends too, but the command goes on.
+        output = Output(self.host, confirm if self._forward else None)
 
         def begin(client: APIClient) -> str:
+            used.append(client)
             made = client.exec_create(
                 name, list(command), stdin=given is not None, user=user, workdir=folder
             )
@@ -236,16 +252,30 @@ class DockerEngine:
         limit_s = limit_s or CALL_S
         if self._closed:
             raise InfrastructureError("engine_closed", "the worker is ending")
-        call = f"{self.host}: {what}"
+        call, began = f"{self.host}: {what}", asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(limit_s):
                 async with self._connecting:
-                    if self._client is None:
-                        self._client = await self._in_thread(self._connect)
-                client = self._client
+                    client = await self._connected()
                 return await self._in_thread(lambda: function(client))
         except SDK_ERRORS as error:
-            raise failed(error, call, limit_s) from error
+            said = await self._forward.said_since(began) if self._forward else ""
+            raise failed(error, call, limit_s, said) from error
+
+    async def _connected(self) -> APIClient:
+        """Returns the client. Connects if it is not connected yet, or not any more."""
+        from headrace.services.processes.docker.docker_client import DockerClient
+
+        host = self._found
+        if self._forward is not None:
+            host = replace(host, url=f"unix://{await self._forward.require()}", tls=False)
+            if self._client is not None and host.url != self._client_url:
+                self._client.close()
+                self._client = None
+        if self._client is None:
+            self._client_url = host.url
+            self._client = await self._in_thread(lambda: DockerClient(host, CALLS, CALL_S, PULL_S))
+        return self._client
 
     async def _in_thread(self, function: Callable[[], T]) -> T:
         """Runs a function in a daemon thread, which does not keep the process from exiting.
@@ -263,88 +293,3 @@ class DockerEngine:
         future = in_daemon_thread(function, "docker")
         future.add_done_callback(end_turn)
         return await asyncio.wrap_future(future)
-
-
-class Output:
-    """What a command without a terminal writes, both streams as they come.
-
-    https://docs.docker.com/reference/api/engine/version/v1.41/#tag/Container/operation/ContainerAttach
-    """
-
-    def __init__(self, host: str) -> None:
-        self.stream = 0
-        """Where the bytes that were read last were written: 1 for stdout, 2 for stderr."""
-        self._host = host
-        self._received = bytearray()
-        self._left = 0
-        """Bytes of the current frame that are not read yet."""
-        self._lock = threading.Lock()
-        self._response: Any = None
-        self._socket: Any = None
-        self._closed = False
-
-    def open(self, stream: Any, given: IO[bytes] | None = None) -> None:
-        """Takes what the SDK's `exec_start` returned, and sends `given`. Called in a thread."""
-        with self._lock:
-            self._response = stream._response
-            self._socket = getattr(stream, "_sock", stream)  # with TLS, the socket is `stream`
-        if given is not None:
-            self._send(given)
-        with self._lock:
-            if self._closed:  # the caller gave up meanwhile
-                self._response.raw.close()
-                return
-            self._socket.setblocking(False)
-            # The headers were read through a buffer, which may contain the stream's first bytes.
-            with suppress(ssl.SSLWantReadError):
-                self._received += self._response.raw._fp.fp.peek()
-
-    def _send(self, given: IO[bytes]) -> None:
-        self._socket.settimeout(CALL_S)
-        given.seek(0)
-        with suppress(BrokenPipeError, ConnectionResetError):  # the command ended without reading
-            while chunk := given.read(CHUNK_BYTES):
-                self._socket.sendall(chunk)
-
-    def close(self) -> None:
-        """Closes the connection. The command goes on."""
-        with self._lock:
-            self._closed = True
-            if self._response is not None:
-                self._response.raw.close()
-
-    async def read(self) -> bytes:
-        """Returns the next bytes, or none at the end. A cancelled call loses no bytes."""
-        while not self._left:
-            while len(self._received) < HEADER_BYTES:
-                if not await self._receive():
-                    return b""
-            self.stream = self._received[0]
-            self._left = int.from_bytes(self._received[4:HEADER_BYTES], "big")
-            del self._received[:HEADER_BYTES]
-        if not self._received and not await self._receive():
-            return b""
-        chunk = bytes(self._received[: self._left])
-        del self._received[: self._left]
-        self._left -= len(chunk)
-        return chunk
-
-    async def drain(self) -> None:
-        """Reads to the end of the command."""
-        while await self.read():
-            pass
-
-    async def _receive(self) -> int:
-        """Waits for bytes and takes what is there. Returns their number, which is 0 at the end."""
-        await asyncio.sleep(0)  # a command that writes without end must not block other tasks
-        while True:
-            try:
-                received = self._socket.recv(CHUNK_BYTES)
-            except (BlockingIOError, ssl.SSLWantReadError):
-                await readable(self._socket.fileno())
-            except OSError as error:
-                message = f"{self._host}: a command's output: {type(error).__name__}: {error}"
-                raise InfrastructureError("engine_unreachable", message) from error
-            else:
-                self._received += received
-                return len(received)

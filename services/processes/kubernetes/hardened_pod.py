@@ -122,13 +122,7 @@ def hardened_pod(
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "hostname": "sandbox",
-            **({"hostUsers": False} if user_namespace else {}),
-            **({"runtimeClassName": limits.runtime} if limits.runtime else {}),
-            **(
-                {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}
-                if network == "none"
-                else {}
-            ),
+            **_isolation(limits, network, user_namespace),
             "securityContext": {
                 "runAsNonRoot": True,
                 "runAsUser": user,
@@ -143,6 +137,18 @@ def hardened_pod(
             ],
         },
     }
+
+
+def _isolation(limits: Limits, network: str, user_namespace: bool) -> dict[str, Any]:
+    """The parts of a pod's specification that not every pod has."""
+    parts: dict[str, Any] = {}
+    if user_namespace:
+        parts["hostUsers"] = False
+    if limits.runtime:
+        parts["runtimeClassName"] = limits.runtime
+    if network == "none":
+        parts |= {"dnsPolicy": "None", "dnsConfig": {"nameservers": ["127.0.0.1"]}}
+    return parts
 
 
 def keeper(name: str, image: str, command: Sequence[str]) -> dict[str, Any]:

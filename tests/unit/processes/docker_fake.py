@@ -27,6 +27,7 @@ EXEC = "POST /containers/[^/]+/exec"
 START = "POST /exec/[^/]+/start"
 INSPECT = "GET /exec/[^/]+/json"
 VERSION = "GET /version"
+PING = "GET /_ping"
 BOUND_S = 60.0
 
 
@@ -87,6 +88,7 @@ class FakeEngine:
             VERSION: answers.get(VERSION, says({"ApiVersion": "1.41"})),
             EXEC: answers.get(EXEC, says({"Id": "run"})),
             INSPECT: answers.get(INSPECT, says({"ExitCode": 0, "Running": False})),
+            PING: says("OK"),
         }
         self.asked: list[str] = []
         self.writers: set[asyncio.StreamWriter] = set()

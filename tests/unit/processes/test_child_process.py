@@ -45,6 +45,19 @@ def shell(script: str, test: Callable[[ChildProcess], Awaitable[Any]], **options
     return run(["/bin/sh", "-c", script], test, **options)
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_its_own_folder_goes_with_it(tmp_path: Path, own: bool) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+
+    async def test(child: ChildProcess) -> None:
+        child.stdin.close()
+        assert await child.wait() == 0
+
+    shell("echo > one; cat", test, folder=str(folder), own_folder=own)
+    assert folder.exists() != own
+
+
 async def end_of(child: ChildProcess) -> str:
     assert await child.receive() is None
     return await child.describe_end()
@@ -124,7 +137,7 @@ def test_a_lifeline_that_has_ended_already_ends_the_command() -> None:
     for _ in range(10):
         reading, writing = os.pipe()
         os.close(writing)
-        command = [sys.executable, "-I", "-S", guard.__file__, str(reading), "sleep", "600"]
+        command = [sys.executable, "-I", "-S", guard.__file__, str(reading), "", "sleep", "600"]
         process = subprocess.Popen(command, pass_fds=(reading,), start_new_session=True)
         os.close(reading)
         try:

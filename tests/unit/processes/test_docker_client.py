@@ -55,6 +55,8 @@ def configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"DOCKER_CONTEXT": "other", "DOCKER_HOST": "tcp://a:1"}, None, "tcp://a:1"),
         ({"DOCKER_HOST": ""}, None, "unix:///run/current.sock"),
         ({"DOCKER_HOST": "tcp://a:1"}, "unix:///run/b.sock", "unix:///run/b.sock"),
+        ({"DOCKER_HOST": "ssh://you@there"}, None, "ssh://you@there"),
+        ({"DOCKER_CONTEXT": "far"}, None, "ssh://me@far:22"),
     ],
 )
 def test_the_engine_is_the_one_that_docker_would_use(
@@ -75,11 +77,8 @@ def test_without_any_configuration_it_is_the_usual_socket(configuration: Path) -
     ("variables", "complaint"),
     [
         ({"DOCKER_CONTEXT": "gone"}, r"there is no Docker context 'gone'.*docker context ls"),
-        ({"DOCKER_CONTEXT": "far"}, r"context 'far' names ssh://me@far.*ssh -NL \S+ ssh://me@far"),
-        (
-            {"DOCKER_HOST": "ssh://you@there"},
-            r"DOCKER_HOST names ssh://you@there: .*ssh -NL \S+ ssh://you@there",
-        ),
+        ({"DOCKER_HOST": "ssh://me:word@far"}, r"DOCKER_HOST: 'ssh://me:…@far' is not .*password"),
+        ({"DOCKER_HOST": "ssh://-oProxyCommand=id"}, r"is not ssh://USER@HOST:PORT/PATH"),
         ({"DOCKER_HOST": "ftp://there"}, r"DOCKER_HOST names 'ftp://there'"),
         (
             {"DOCKER_HOST": "tcp://a:1", "DOCKER_TLS_VERIFY": "1"},

@@ -18,6 +18,10 @@ LONG = 12
 def answer_rules(trial: EngineTrial) -> list[Rule]:
     """Returns the rules, in the order in which they are tried."""
     checks = _AnswerChecks(trial)
+    return [*_token_rules(checks), *_logprob_rules(checks), *_limit_rules(checks)]
+
+
+def _token_rules(checks: _AnswerChecks) -> list[Rule]:
     return [
         Rule(
             "starts", "The constructor returns, load() takes version 0, and all slots are free.",
@@ -39,7 +43,11 @@ def answer_rules(trial: EngineTrial) -> list[Rule]:
             "Return Weights.version once for each token in EngineOutput.versions.",
             checks.one_version_for_each_token,
         ),
-        *_logprob_rules(checks),
+    ]  # fmt: skip
+
+
+def _limit_rules(checks: _AnswerChecks) -> list[Rule]:
+    return [
         Rule(
             "draws_allowed_ids_alone", "With `allowed`, no other id is drawn.",
             "Mask the logits of all ids outside EnginePrompt.allowed.",

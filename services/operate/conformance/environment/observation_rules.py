@@ -24,6 +24,10 @@ SPARE_BYTES = 64 * 1024
 def observation_rules(trial: EnvironmentTrial) -> list[Rule]:
     """Returns the rules, in the order in which they are tried."""
     checks = _ObservationChecks(trial)
+    return [*_answer_rules(checks), *_world_rules(checks), _score_rule(checks)]
+
+
+def _answer_rules(checks: _ObservationChecks) -> list[Rule]:
     return [
         Rule(
             "starts", "The options make an environment with reset, step, aclose and replayable.",
@@ -47,6 +51,11 @@ def observation_rules(trial: EnvironmentTrial) -> list[Rule]:
             "Shorten the text, or give large data out as files: Observation(artifacts=…).",
             checks.observations_fit_a_record, limit_s=300,
         ),
+    ]  # fmt: skip
+
+
+def _world_rules(checks: _ObservationChecks) -> list[Rule]:
+    return [
         Rule(
             "a_seed_repeats",
             "In one process, the same task with the same actions gives the same observations.",
@@ -69,12 +78,15 @@ def observation_rules(trial: EnvironmentTrial) -> list[Rule]:
             "Make all state new in reset(), or leave --persistent and tasks.mode away.",
             checks.can_be_reset, limit_s=300,
         ),
-        Rule(
-            "scores_are_finite", "score() returns an observation with a finite reward.",
-            "Return Observation(reward=…) from score().",
-            checks.scores_are_finite, limit_s=300,
-        ),
     ]  # fmt: skip
+
+
+def _score_rule(checks: _ObservationChecks) -> Rule:
+    return Rule(
+        "scores_are_finite", "score() returns an observation with a finite reward.",
+        "Return Observation(reward=…) from score().",
+        checks.scores_are_finite, limit_s=300,
+    )  # fmt: skip
 
 
 class _ObservationChecks:

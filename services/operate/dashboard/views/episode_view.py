@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.schemas.events import (
-    Turn,
-)
+from headrace.schemas.events import EpisodeEnded, EpisodeStarted, Turn
 from headrace.services.log.unpacked import floats_in, versions_in
 from headrace.services.operate.dashboard.index.index_rows import TaskRow
 from headrace.services.operate.dashboard.index.tool_calls_read import calls_in
@@ -66,7 +64,6 @@ class EpisodePage:
         outcome = None if episode.outcome is None else episode.outcome.event
         started = None if episode.started is None else episode.started.event
         trajectory = attempt.trajectory.event if attempt.trajectory is not None else None
-        submitted = started.submitted if started is not None else None
         exchanges = [self._exchange(one, attempt) for one in attempt.exchanges[:MOST_EXCHANGES]]
         if len(attempt.exchanges) > MOST_EXCHANGES:
             left = len(attempt.exchanges) - MOST_EXCHANGES
@@ -79,26 +76,15 @@ class EpisodePage:
             "attempts": [self._attempt_row(episode, one) for one in episode.attempts],
             "item_id": safe(self.row.item),
             "purpose": self.row.purpose,
-            "agent": safe(submitted.agent) if submitted is not None else "",
-            "environment": safe(submitted.environment.use)
-            if submitted is not None and submitted.environment is not None
-            else "",
+            **_started_tree(started),
             "state": known.state,
             "started_at": known.started_at or None,
             "ended_at": known.ended_at or None,
             "seconds": known.seconds,
             "ending": known.ending,
             "reward": known.reward,
-            "rewards": dict(outcome.rewards) if outcome is not None else {},
-            "failure": failure_tree(outcome.failure if outcome is not None else None),
-            "verdict": failure_tree(started.verdict if started is not None else None),
-            "masked": outcome is not None and outcome.masked,
-            "policies": [
-                one.model_dump(include={"policy", "role", "tokens", "oldest_version"})
-                for one in (outcome.policies if outcome is not None else ())
-            ],
+            **_outcome_tree(outcome),
             "metrics": dict(trajectory.metrics) if trajectory is not None else {},
-            "labels": dict(outcome.labels) if outcome is not None else {},
             "artifacts": [artifact_tree(one, self.row.task, self.sample) for one in files],
             "turns": self._turns(attempt, first_turn),
             "turns_total": len(trajectory.turns) if trajectory is not None else 0,
@@ -246,6 +232,32 @@ def group_trees(story: TaskStory, row: TaskRow) -> list[Tree]:
             }
         )
     return trees
+
+
+def _started_tree(started: EpisodeStarted | None) -> Tree:
+    submitted = started.submitted if started is not None else None
+    environment = submitted.environment if submitted is not None else None
+    return {
+        "agent": safe(submitted.agent) if submitted is not None else "",
+        "environment": safe(environment.use) if environment is not None else "",
+        "verdict": failure_tree(started.verdict if started is not None else None),
+    }
+
+
+def _outcome_tree(outcome: EpisodeEnded | None) -> Tree:
+    if outcome is None:
+        failure = failure_tree(None)
+        return {"rewards": {}, "failure": failure, "masked": False, "policies": [], "labels": {}}
+    return {
+        "rewards": dict(outcome.rewards),
+        "failure": failure_tree(outcome.failure),
+        "masked": outcome.masked,
+        "policies": [
+            one.model_dump(include={"policy", "role", "tokens", "oldest_version"})
+            for one in outcome.policies
+        ],
+        "labels": dict(outcome.labels),
+    }
 
 
 def _turn_tree(turn: Turn) -> Tree:

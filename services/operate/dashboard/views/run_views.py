@@ -52,15 +52,7 @@ def run_tree(namespace: str, follower: IndexFollower) -> Tree:
         "started_at": life.started_at or None,
         "ended_at": (ended_at or None) if life.ended is not None else None,
         "now": at,
-        "index": {
-            "done": follower.done,
-            "total": follower.total,
-            "caught_up": follower.caught_up.is_set(),
-            "seconds": follower.seconds,
-            "problem": follower.problem,
-            "forgotten_tasks": index.forgotten,
-            "undecodable": follower.undecodable,
-        },
+        "index": _index_tree(follower),
         "policies": [_policy_tree(index, name) for name in index.series],
         "tasks": {"submitted": progress.submitted, "ended": progress.tasks_ended},
         "episodes": {
@@ -75,23 +67,39 @@ def run_tree(namespace: str, follower: IndexFollower) -> Tree:
         "lags": follower.lags,
         "lags_problem": follower.lags_problem,
         "dead_letters": follower.dead_letters,
-        "failures": [
-            {
-                "origin": origin,
-                "code": safe(code),
-                "count": count,
-                "message": safe(message),
-                "task": task,
-                "sample": sample,
-            }
-            for (origin, code), (count, message, task, sample) in sorted(
-                index.failures.items(), key=lambda item: -item[1][0]
-            )[:TOP_FAILURES]
-        ],
+        "failures": _failure_trees(index),
         "endings": dict(index.endings.most_common()),
         "discarded": _discarded_counts(index),
         "hints": progress.hints(),
     }
+
+
+def _index_tree(follower: IndexFollower) -> Tree:
+    return {
+        "done": follower.done,
+        "total": follower.total,
+        "caught_up": follower.caught_up.is_set(),
+        "seconds": follower.seconds,
+        "problem": follower.problem,
+        "forgotten_tasks": follower.index.forgotten,
+        "undecodable": follower.undecodable,
+    }
+
+
+def _failure_trees(index: RunIndex) -> list[Tree]:
+    """The most frequent failures, with one episode of each."""
+    most = sorted(index.failures.items(), key=lambda item: -item[1][0])[:TOP_FAILURES]
+    return [
+        {
+            "origin": origin,
+            "code": safe(code),
+            "count": count,
+            "message": safe(message),
+            "task": task,
+            "sample": sample,
+        }
+        for (origin, code), (count, message, task, sample) in most
+    ]
 
 
 def _policy_tree(index: RunIndex, name: str) -> Tree:

@@ -70,31 +70,7 @@ async def _batch_parts(
         return {"batch": None, "samples": empty, "dropped": empty, "rewards": rewards}
     batch = fact.event
     samples = page_of(range(len(batch.samples)), query, int)
-    trees = []
-    numbers: list[int] = samples["items"]
-    refs = [batch.samples[number].trajectory for number in numbers]
-    at = 0
-    async for trajectory in reader.log.fetch_each(refs):
-        number = numbers[at]
-        made = make_sample(batch, number, trajectory)
-        trees.append(
-            {
-                "task": made.task,
-                "sample": made.sample,
-                "reward": made.reward,
-                "ending": made.ending,
-                "turns": made.turns,
-                "tokens": made.tokens,
-                "versions": list(made.versions),
-                "staleness": made.staleness,
-                "advantages": list(made.advantages),
-                "use": made.use,
-                "weight": batch.samples[number].weight,
-                "location": location_of(batch.samples[number].trajectory),
-                "gone": safe(made.gone),
-            }
-        )
-        at += 1
+    trees = await _sample_trees(reader, batch, samples["items"])
     rows = [row for one in batch.samples if (row := _row(index, one.task, one.sample))]
     return {
         "batch": {
@@ -113,6 +89,35 @@ async def _batch_parts(
         ),
         "rewards": histogram(rewards_of(rows)),
     }
+
+
+async def _sample_trees(
+    reader: FactReader, batch: BatchAssembled, numbers: list[int]
+) -> list[Tree]:
+    """The samples with these numbers in the batch, with what their trajectories say."""
+    refs = [batch.samples[number].trajectory for number in numbers]
+    trees: list[Tree] = []
+    async for trajectory in reader.log.fetch_each(refs):
+        number = numbers[len(trees)]
+        made = make_sample(batch, number, trajectory)
+        trees.append(
+            {
+                "task": made.task,
+                "sample": made.sample,
+                "reward": made.reward,
+                "ending": made.ending,
+                "turns": made.turns,
+                "tokens": made.tokens,
+                "versions": list(made.versions),
+                "staleness": made.staleness,
+                "advantages": list(made.advantages),
+                "use": made.use,
+                "weight": batch.samples[number].weight,
+                "location": location_of(batch.samples[number].trajectory),
+                "gone": safe(made.gone),
+            }
+        )
+    return trees
 
 
 def _row(index: RunIndex, task: int, sample: int) -> EpisodeRow | None:

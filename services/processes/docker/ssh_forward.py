@@ -1,0 +1,216 @@
+"""Reaches a Docker engine by SSH: one process `ssh` forwards the engine's socket for all calls.
+
+`ssh` reads the user's configuration, keys and agent, as it does for the command `docker`. It never
+asks: a key that needs a passphrase must be in the agent, and the host's key must be known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import tempfile
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+
+from headrace.errors import InfrastructureError
+from headrace.services.base.redactor import REDACTOR
+from headrace.services.processes.child_process import ChildProcess
+
+SCHEME = "ssh://"
+ENGINE_SOCKET = "/var/run/docker.sock"
+"""Where an engine listens, unless the address has another path."""
+OPTIONS = (
+    "BatchMode=yes",
+    "ConnectTimeout=10",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+    # A connection that other processes share would go on after this one.
+    "ControlMaster=no",
+    "ControlPath=none",
+    "StreamLocalBindMask=0177",
+    # The forwards that the user has configured for this host don't matter here.
+    "ExitOnForwardFailure=no",
+    "LogLevel=INFO",
+)
+"""https://man.openbsd.org/ssh_config"""
+START_S = 20.0
+"""Seconds that ssh has to connect and to authenticate."""
+PAUSE_S = 3.0
+"""Seconds after a failed start in which ssh is not started again."""
+POLL_S = 0.02
+WORDS_S = 0.1
+"""Seconds that ssh has to say why it closed a connection."""
+SOCKET_PATH_BYTES = 100
+"""Longest path of a Unix socket, with some room: Linux has 107 bytes for it, macOS 103."""
+_ADDRESS = re.compile(
+    r"ssh://(?:(?P<user>[A-Za-z0-9_.][\w.+-]*)@)?"
+    r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_][\w.-]*))"
+    r"(?::(?P<port>[0-9]{1,5}))?(?P<path>/[\w./@+-]*)?",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SshHost:
+    """A host that SSH reaches, and its engine's socket."""
+
+    name: str
+    """A host name, an IP address, or a name in the user's configuration of ssh."""
+    user: str = ""
+    """Empty means that the configuration of ssh says it."""
+    port: str = ""
+    socket: str = ENGINE_SOCKET
+
+    def command(self, *options: str) -> tuple[str, ...]:
+        """Returns the command that connects, without what it does there."""
+        user = ("-l", self.user) if self.user else ()
+        port = ("-p", self.port) if self.port else ()
+        return ("ssh", *options, *user, *port, "--", self.name)
+
+
+def is_ssh(url: str) -> bool:
+    """Returns whether an engine's address is reached by SSH."""
+    return url.startswith(SCHEME)
+
+
+def read_ssh_address(url: str) -> SshHost:
+    """Reads an address, as in DOCKER_HOST. Raises ValueError if it is not one of SSH."""
+    found = _ADDRESS.fullmatch(url)
+    if found is None:
+        shown = re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:…@", url)
+        raise ValueError(
+            f"{shown!r} is not ssh://USER@HOST:PORT/PATH. USER, PORT and PATH (of the engine's "
+            "socket) may be left out. It can't have a password: ssh uses the user's keys and agent"
+        )
+    path = (found["path"] or "").rstrip("/")
+    name = found["address"] or found["name"]
+    return SshHost(name, found["user"] or "", found["port"] or "", path or ENGINE_SOCKET)
+
+
+class SshForward:
+    """The process `ssh` of one host. It starts if it is needed, also if it has ended.
+
+    It ends with this process, however that ends.
+    """
+
+    def __init__(self, host: SshHost) -> None:
+        self._host = host
+        self._path = Path()
+        self._child: ChildProcess | None = None
+        self._reading: asyncio.Task[None] | None = None
+        """Reads what ssh says, until it ends."""
+        self._said: deque[tuple[float, str]] = deque(maxlen=5)
+        """The last lines that ssh wrote to its stderr, and when."""
+        self._failure, self._failed_at = "", 0.0
+        self._starting = asyncio.Lock()
+        self._closed = False
+
+    async def require(self) -> str:
+        """Returns the path of a socket of this host that leads to the engine.
+
+        If ssh doesn't run, it is started, and the path is a new one. Raises InfrastructureError
+        `engine_unreachable` if ssh can't connect.
+        """
+        async with self._starting:
+            # The guard removes the socket before it ends itself.
+            if self._reading is not None and not self._reading.done() and self._path.exists():
+                return str(self._path)
+            await self._end()
+            if self._failure and _time() < self._failed_at + PAUSE_S:
+                raise InfrastructureError("engine_unreachable", self._failure)
+            try:
+                await self._start()
+            except BaseException as error:
+                await self._end()
+                if isinstance(error, InfrastructureError):
+                    self._failure, self._failed_at = error.message, _time()
+                raise
+            return str(self._path)
+
+    async def said_since(self, moment: float) -> str:
+        """Returns what ssh has written since a moment of the event loop's clock."""
+        await asyncio.sleep(WORDS_S)
+        return "; ".join(line for when, line in self._said if when >= moment)
+
+    async def aclose(self) -> None:
+        """Ends ssh."""
+        self._closed = True
+        async with self._starting:
+            await self._end()
+
+    async def _start(self) -> None:
+        folder = _private_folder()
+        self._path = folder / "docker.sock"
+        options = [part for option in OPTIONS for part in ("-o", option)]
+        # The path is relative to `folder`, since ssh would replace some characters in it.
+        forward = ("-N", "-T", "-L", f"./{self._path.name}:{self._host.socket}")
+        began = _time()
+        try:
+            self._child = await ChildProcess.start(
+                self._host.command(*options, *forward),
+                folder=str(folder),
+                own_folder=True,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        except BaseException:
+            rmtree(folder, ignore_errors=True)
+            raise
+        self._reading = asyncio.create_task(self._read(self._child), name="what ssh says")
+        while not _connects(self._path):
+            if self._closed:
+                raise InfrastructureError("engine_closed", "the worker is ending")
+            if self._reading.done():
+                raise self._not_connected(f"ssh ended with {await self._child.describe_end()}")
+            if _time() > began + START_S:
+                raise self._not_connected(f"ssh has not connected in {START_S:g} s")
+            await asyncio.sleep(POLL_S)
+
+    def _not_connected(self, what: str) -> InfrastructureError:
+        words = "; ".join(line for _, line in self._said) or "it said nothing"
+        command = " ".join(self._host.command("-o", "BatchMode=yes"))
+        return InfrastructureError(
+            "engine_unreachable",
+            f"{what} ({words}). This command must connect without a question, as the user of the "
+            f"worker: {command}",
+        )
+
+    async def _read(self, child: ChildProcess) -> None:
+        assert child.stderr is not None
+        self._said.clear()
+        # Parts, since a line may be longer than what a reader keeps.
+        while part := await child.stderr.read(1 << 12):
+            for line in part.decode(errors="replace").splitlines():
+                if line.strip():
+                    self._said.append((_time(), REDACTOR.text(line.strip(), 500)))
+
+    async def _end(self) -> None:
+        child, self._child = self._child, None
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait({self._reading})
+            self._reading = None
+        if child is not None:
+            await child.aclose()
+
+
+def _time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _private_folder() -> Path:
+    """Makes a folder that only this user can open, with a path that is short enough."""
+    folder = tempfile.mkdtemp(prefix="headrace-ssh-")
+    if len(folder.encode()) > SOCKET_PATH_BYTES - len("/docker.sock"):
+        Path(folder).rmdir()
+        folder = tempfile.mkdtemp(prefix="headrace-ssh-", dir="/tmp")
+    return Path(folder)
+
+
+def _connects(path: Path) -> bool:
+    """Returns whether ssh accepts connections, as it does once it has authenticated."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(str(path)) == 0

@@ -1,0 +1,288 @@
+"""An engine behind SSH: one `ssh` carries all calls, starts again, and leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace.errors import InfrastructureError, UsageError
+from headrace.services.env.sandbox.sandbox import SandboxSettings
+from headrace.services.processes.docker import ssh_forward
+from headrace.services.processes.docker.docker_engine import DockerEngine
+from headrace.services.processes.docker.hardened import read_limits
+from headrace.services.processes.docker.ssh_forward import SshHost, read_ssh_address
+from tests.unit.processes import fake_ssh
+from tests.unit.processes.docker_fake import (
+    BOUND_S,
+    START,
+    FakeEngine,
+    counts,
+    descriptors,
+    fake,
+    says,
+    streams,
+    until,
+)
+from tests.unit.processes.test_docker_output import READ, WRITTEN, read_all
+
+INFO = {"GET /info": says({"Name": "x"})}
+
+
+class FakeSsh:
+    """The program `ssh` of a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self._does, self._log = folder / "does", folder / "log"
+        self.temporary = folder
+        self._log.touch()
+
+    def does(self, what: str) -> None:
+        self._does.write_text(what)
+
+    @property
+    def starts(self) -> list[list[str]]:
+        """The pid and the arguments of each start."""
+        return [line.split() for line in self._log.read_text().splitlines()]
+
+    def left(self) -> list[Path]:
+        """The folders of sockets."""
+        return list(self.temporary.iterdir())
+
+    def kill(self) -> None:
+        os.kill(int(self.starts[-1][0]), signal.SIGKILL)
+
+    def running(self) -> list[int]:
+        pids = [int(start[0]) for start in self.starts]
+        return [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != "zombie"]
+
+
+@pytest.fixture
+def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSsh]:
+    """The only `ssh` that is found. It forwards."""
+    program = tmp_path / "bin/ssh"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -S {fake_ssh.__file__} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SSH", str(tmp_path / "does"))
+    monkeypatch.setenv("FAKE_SSH_LOG", str(tmp_path / "log"))
+    made = FakeSsh(tmp_path)
+    made.does("forwards")
+    # The path of a socket must be short.
+    with tempfile.TemporaryDirectory(prefix="headrace-") as temporary:
+        made.temporary = Path(temporary)
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("ssh://far", SshHost("far", socket="/var/run/docker.sock")),
+        ("ssh://far/", SshHost("far")),
+        ("ssh://Me.1@Far-2.example.com:22", SshHost("Far-2.example.com", "Me.1", "22")),
+        ("ssh://me@[::1]:2222", SshHost("::1", "me", "2222")),
+        ("ssh://far/run/user/1000/d.sock", SshHost("far", socket="/run/user/1000/d.sock")),
+    ],
+)
+def test_an_address_names_the_host_and_the_socket(url: str, host: SshHost) -> None:
+    assert read_ssh_address(url) == host
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ssh://", "ssh://me:secret@far", "ssh://-oProxyCommand=id", "ssh://-l@far", "ssh://far?a",
+        "ssh://far/a:b", "ssh://far/%h", "ssh://far/${HOME}", "ssh://far:port", "ssh://a b",
+        "ssh://far\n", "tcp://far",
+    ],
+)  # fmt: skip
+def test_other_addresses_are_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="is not ssh://USER@HOST:PORT/PATH"):
+        read_ssh_address(url)
+
+
+def test_a_host_of_a_recipe_may_be_behind_ssh() -> None:
+    def read(**host: object) -> SandboxSettings:
+        return read_limits(SandboxSettings, {"image": "i", "hosts": [{"slots": 1, **host}]}, "o")
+
+    assert read(url="ssh://me@far").hosts[0].url == "ssh://me@far"
+    with pytest.raises(UsageError, match="can't have a password") as raised:
+        read(url="ssh://me:secret@far")
+    assert "secret" not in str(raised.value)
+    with pytest.raises(UsageError, match="SSH protects the connection by itself"):
+        read(url="ssh://me@far", tls="/x")
+
+
+def test_one_ssh_carries_all_calls_and_outputs(ssh: FakeSsh, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with fake(tmp_path, {**INFO, START: streams(WRITTEN)}) as (made, near):
+            before = descriptors()
+            engine = DockerEngine(f"ssh://me@far:2222{near.host.removeprefix('unix://')}")
+            assert not engine.local
+            told = await asyncio.gather(*(engine.info() for _ in range(8)))
+            assert [each["Name"] for each in told] == ["x"] * 8
+            async with engine.run("a", ("true",), "1", "/") as (run, output):
+                assert await read_all(output) == READ
+            assert await engine.exit_code(run) == 0
+            made.answers[START] = counts(300_000)
+            async with engine.run("a", ("wc",), "1", "/", io.BytesIO(bytes(300_000))) as (
+                _,
+                output,
+            ):
+                assert await read_all(output) == [(1, b"300000")]
+            (start,) = ssh.starts
+            assert {"BatchMode=yes", "ControlPath=none", "ServerAliveInterval=5"} < set(start)
+            assert start[-6:] == ["-l", "me", "-p", "2222", "--", "far"]
+            (folder,) = ssh.left()
+            assert folder.stat().st_mode & 0o077 == 0
+            await engine.aclose()
+            assert not ssh.running()
+            assert not ssh.left()
+            await until(lambda: made.open == 0)
+            assert descriptors() == before
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+
+
+def on_ssh(
+    ssh: FakeSsh, tmp_path: Path, test: Callable[[FakeEngine, DockerEngine], object], path: str = ""
+) -> None:
+    async def main() -> None:
+        async with fake(tmp_path, {**INFO, START: streams(WRITTEN, ends=False)}) as (made, near):
+            engine = DockerEngine(f"ssh://far{path or near.host.removeprefix('unix://')}")
+            try:
+                await test(made, engine)  # type: ignore[misc]
+            finally:
+                await engine.aclose()
+        assert not ssh.left()
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+
+
+def test_a_command_whose_connection_is_lost_has_not_ended(ssh: FakeSsh, tmp_path: Path) -> None:
+    """Whether ssh runs again by then or not: nobody takes the lost output for the command's end."""
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        for reconnected in (False, True):
+            async with engine.run("a", ("sleep",), "1", "/") as (_, output):
+                assert await output.read()
+                ssh.kill()
+                if reconnected:
+                    await until(lambda: not ssh.running() and not ssh.left())
+                    await engine.info()
+                with pytest.raises(InfrastructureError, match="engine_unreachable"):
+                    await output.drain()
+        assert (await engine.info())["Name"] == "x"
+        assert len(ssh.starts) == 3
+        assert len(ssh.left()) == 1
+
+    on_ssh(ssh, tmp_path, test)
+
+
+def test_an_engine_that_ssh_does_not_reach_says_why(ssh: FakeSsh, tmp_path: Path) -> None:
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        with pytest.raises(
+            InfrastructureError,
+            match=r"engine_unreachable: .*ssh says: .*connect failed: not there",
+        ):
+            await engine.info()
+
+    on_ssh(ssh, tmp_path, test, "/run/not/there.sock")
+
+
+def test_what_ssh_complains_of_is_told_and_it_is_not_started_again_at_once(
+    ssh: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh.does("me@far: Permission denied (publickey).")
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        refused = await asyncio.gather(*(engine.info() for _ in range(9)), return_exceptions=True)
+        assert {str(each) for each in refused} == {
+            "engine_unreachable: ssh ended with exit code 1 (banner; me@far: Permission denied "
+            "(publickey).). This command must connect without a question, as the user of the "
+            "worker: ssh -o BatchMode=yes -- far"
+        }
+        assert len(ssh.starts) == 1
+        ssh.does("forwards")
+        monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
+        assert (await engine.info())["Name"] == "x"
+
+    on_ssh(ssh, tmp_path, test)
+
+
+def test_an_ssh_that_hangs_is_ended(
+    ssh: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh_forward, "START_S", 1.0)
+    ssh.does("hangs")
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        with pytest.raises(InfrastructureError, match="ssh has not connected in 1 s"):
+            await engine.info()
+        assert len(ssh.starts) == 1
+        assert not ssh.running()
+        monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
+        asking = asyncio.create_task(engine.info())
+        await until(lambda: len(ssh.starts) == 2)
+        began = time.monotonic()
+        await engine.aclose()
+        with pytest.raises(InfrastructureError, match="engine_closed"):
+            await asking
+        assert time.monotonic() - began < 5
+        assert not ssh.running()
+
+    on_ssh(ssh, tmp_path, test)
+
+
+def test_no_ssh_is_an_error_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ssh: FakeSsh
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        with pytest.raises(InfrastructureError, match="can't run ssh: No such file"):
+            await engine.info()
+
+    on_ssh(ssh, tmp_path, test)
+
+
+ASKS = """
+import asyncio, sys, tempfile
+from headrace.services.processes.docker.docker_engine import DockerEngine
+
+async def main():
+    tempfile.tempdir = sys.argv[2]
+    print((await DockerEngine(sys.argv[1]).info())["Name"], flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+def test_a_killed_worker_leaves_no_ssh(ssh: FakeSsh, tmp_path: Path) -> None:
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        worker = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", ASKS, engine.host, str(ssh.temporary)),
+            stdout=subprocess.PIPE,
+        )
+        assert worker.stdout is not None
+        assert await worker.stdout.readline() == b"x\n"
+        assert ssh.running()
+        assert ssh.left()
+        worker.kill()
+        await worker.wait()
+        await until(lambda: not ssh.running() and not ssh.left())
+
+    on_ssh(ssh, tmp_path, test)
