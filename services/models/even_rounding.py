@@ -27,6 +27,11 @@ from transformers.pytorch_utils import Conv1D
 
 WIDE_ATTENTION = "headrace_wide"
 """The name of `wide_attention` for transformers: a model's `attn_implementation`."""
+PART = 1 << 17
+"""How many numbers of the keys are made float64 at once. That is 1 MB."""
+SMALL = 4096
+"""Up to so many multiplications torch does not ask oneDNN for a product in bfloat16 (in ATen,
+`use_mkldnn_bf16_matmul`)."""
 
 
 def wide_attention(
@@ -56,12 +61,6 @@ def wide_attention(
     return found[0] if len(found) == 1 else torch.cat(found), None
 
 
-PART = 1 << 17
-"""How many numbers of the keys are made float64 at once. That is 1 MB."""
-SMALL = 4096
-"""Up to so many multiplications torch does not ask oneDNN for a product in bfloat16 (in ATen,
-`use_mkldnn_bf16_matmul`)."""
-
 AttentionInterface.register(WIDE_ATTENTION, wide_attention)
 AttentionMaskInterface.register(WIDE_ATTENTION, sdpa_mask)
 
@@ -71,10 +70,11 @@ def round_evenly(model: Any) -> None:
 
     Call it once, when the model has its dtype and its adapters.
     """
-    for module in model.modules():
-        if isinstance(module, nn.Linear | Conv1D) and _narrow_on_cpu(module.weight):
-            least = max(2, SMALL // module.weight.numel() + 1)
-            module.forward = partial(_padded, module.forward, least)
+    layers: list[Any] = [one for one in model.modules() if isinstance(one, nn.Linear | Conv1D)]
+    for layer in layers:
+        if _narrow_on_cpu(layer.weight):
+            least = max(2, SMALL // layer.weight.numel() + 1)
+            layer.forward = partial(_padded, layer.forward, least)
 
 
 def _padded(forward: Callable[[Tensor], Tensor], least: int, inputs: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def _padded(forward: Callable[[Tensor], Tensor], least: int, inputs: Tensor) -> 
     if count == 0 or count >= least:
         return forward(inputs)
     rows = nn.functional.pad(inputs.reshape(count, width), (0, 0, 0, least - count))
-    return forward(rows)[:count].unflatten(0, shape)
+    return forward(rows)[:count].view(*shape, -1)
 
 
 def _narrow_on_cpu(tensor: Tensor) -> bool:
