@@ -17,14 +17,14 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 
 from headrace.errors import BlobError, UsageError
 from headrace.schemas.recipe.policy import Lora, Policy
-from headrace.services.models.attention import FLOAT32_ATTENTION
+from headrace.services.models.even_rounding import WIDE_ATTENTION
 from headrace.services.models.lora import adapter_tensors, attach, base_tensors, start
 from headrace.services.models.torch_models import DTYPES, overwrite, pick_device, read_config
 from headrace.services.models.weights import ADAPTER, weights_digest
 from headrace.trainer.forward.activation_checkpointing import checkpoint_layers
 
 
-def load_model(folder: Path, seed: int, attention: str = FLOAT32_ATTENTION) -> Any:
+def load_model(folder: Path, seed: int, attention: str = WIDE_ATTENTION) -> Any:
     """Loads the folder's model in float32, with that implementation of attention.
 
     If the folder has no weights, they are random by `seed`. Raises UsageError if transformers can't
@@ -128,10 +128,11 @@ def _read_adapter(model: Any, path: Path) -> None:
 def attention_of(policy: Policy) -> str:
     """Returns the attention that a policy trains with, as transformers names it.
 
-    It is that of the policy's engine: the torch engine, and vLLM on a CPU, compute it in float32.
+    It is that of the policy's engine: the torch engine, and vLLM on a CPU, compute it in a dtype
+    that is wider than bfloat16.
     """
     on_cpu = policy.training is not None and pick_device(policy.training.device).type == "cpu"
-    return FLOAT32_ATTENTION if on_cpu or policy.engine.use == "torch" else "sdpa"
+    return WIDE_ATTENTION if on_cpu or policy.engine.use == "torch" else "sdpa"
 
 
 def prepare_layers(model: Any, policy: Policy) -> None:

@@ -22,8 +22,8 @@ from headrace.services.inference.weights_follower import WeightsFollower
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import CaughtUp
-from headrace.services.models.attention import FLOAT32_ATTENTION
 from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.even_rounding import WIDE_ATTENTION
 from headrace.services.models.weights import model_folder, weights_digest
 from headrace.trainer.forward.sequence_logprobs import sequence_logprobs
 from headrace.trainer.model_loading import load_model
@@ -45,7 +45,7 @@ VOCABULARY = 128
 SLOTS = 256
 ALLOWED = (3, 4, 5, 6, 100)
 BFLOAT16_BOUNDS = {
-    "torch-bfloat16": (1e-4, 1e-6),
+    "torch-bfloat16": (1e-5, 1e-6),
     "torch-cuda-bfloat16": (1e-4, 1e-6),
     "vllm-bfloat16": (5e-3, 1e-4),
     "vllm-cuda-bfloat16": (5e-2, 2e-3),
@@ -91,7 +91,7 @@ def trainer_logprobs(
     tokens: Iterable[int],
     vocabulary: int = VOCABULARY,
     dtype: torch.dtype = torch.float32,
-    attention: str = FLOAT32_ATTENTION,
+    attention: str = WIDE_ATTENTION,
 ) -> Any:
     """[tokens]: as the trainer computes them, by its own loading, forward and processing."""
     before, after = prompt.around
@@ -152,7 +152,7 @@ def test_logprobs_in_bfloat16_are_the_trainers(kind: str, model: Path) -> None:
         await engine.load(weights(model, 0))
         asked = [*prompts(24, temperature=0.7, allowed=ALLOWED), *prompts(24, temperature=1.0)]
         answers = await asyncio.gather(*map(engine.generate, asked))
-        attention = "sdpa" if kind == "vllm-cuda-bfloat16" else FLOAT32_ATTENTION
+        attention = "sdpa" if kind == "vllm-cuda-bfloat16" else WIDE_ATTENTION
         differences = []
         for prompt, answer in zip(asked, answers, strict=True):
             dtype = dtype_of(kind)

@@ -21,8 +21,8 @@ from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.inference.service import find_published
 from headrace.services.inference.tokenizer import Tokenizer
-from headrace.services.models.attention import FLOAT32_ATTENTION
 from headrace.services.models.blobs import BlobStore
+from headrace.services.models.even_rounding import WIDE_ATTENTION
 from headrace.services.models.lora import PREFIX
 from headrace.services.models.weights import model_folder, weights_digest
 from headrace.services.namespace.cluster_config import ClusterConfig
@@ -62,7 +62,7 @@ async def served_logits(
 
 def exported_logits(folder: Path, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     read: Any = AutoModelForCausalLM.from_pretrained
-    model = read(folder, dtype="auto", attn_implementation=FLOAT32_ATTENTION).eval()
+    model = read(folder, dtype="auto", attn_implementation=WIDE_ATTENTION).eval()
     with torch.inference_mode():
         return [model(one).logits for one in inputs]
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headrace.services.models.even_rounding import round_evenly
+
 
 class MasterWeights:
     """The weights of a model that learn, in float32, and copies of them in the model.
@@ -44,6 +46,7 @@ class MasterWeights:
             if parameter.requires_grad:
                 self.by_name[name] = master
                 self.in_model.append(parameter)
+        round_evenly(model)
 
     def update_copies(self, *_: Any) -> None:
         """Rounds the master weights into the model. Call it after each change of them."""

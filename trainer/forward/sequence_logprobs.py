@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from headrace.schemas.events import Sampling
-from headrace.services.models.attention import FLOAT32_ATTENTION
+from headrace.services.models.even_rounding import WIDE_ATTENTION
 from headrace.services.models.output_head import ChosenHidden
 from headrace.services.models.torch_models import DTYPES, overwrite, read_file
 from headrace.trainer.collate import SchemaMasks, collate
@@ -29,7 +29,7 @@ def sequence_logprobs(
     tokens: Sequence[int],
     *,
     dtype: str = "float32",
-    attention: str = FLOAT32_ATTENTION,
+    attention: str = WIDE_ATTENTION,
 ) -> Tensor:
     """Returns the logprobs [N] of N tokens after a prompt, in nats, as the trainer computes them.
 

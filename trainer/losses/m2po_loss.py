@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -19,16 +21,24 @@ class M2poLoss(Loss):
     sampled them: r > 1 with A > 0, or r < 1 with A < 0. Let t be the largest number for which the
     mean of min((log r)^2, t^2) over these tokens is at most `threshold`. Then
 
-        term = - min(r * A, clip(r, exp(-t), exp(t)) * A)
+        low  = min(exp(-t), 1 - clip_low)
+        high = max(exp(t), 1 + clip_high)
+        term = - min(r * A, clip(r, low, high) * A)
 
-    M2PO (arXiv 2510.01161), as in the code that its authors published, with their threshold. The
+    M2PO (arXiv 2510.01161), as in the code that its authors published, with their options. The
     bound follows from the whole update, so it clips far fewer stale tokens than a fixed one if most
     ratios are near 1. The paper words it as a mask of the tokens with the largest (log r)^2, in
-    whichever direction they move. That also takes away the gradient that leads back.
+    whichever direction they move. That also takes away the gradient that leads back. `clip_low` and
+    `clip_high` are in the code only. Without them, t gets so small on very stale samples that
+    nearly every token is clipped.
     """
 
     threshold: float = Field(default=0.04, gt=0)
     """The largest second moment, in nats squared."""
+    clip_low: float = Field(default=0.3, ge=0, le=1)
+    """Ratios between 1 - `clip_low` and 1 are never clipped, whatever the second moment."""
+    clip_high: float = Field(default=0.5, ge=0)
+    """Ratios between 1 and 1 + `clip_high` are never clipped, whatever the second moment."""
 
     def prepare(self, update: MicroBatch, logprobs: Tensor) -> Tensor:
         """Returns t, a scalar. It is infinite if nothing is to be clipped."""
@@ -44,6 +54,8 @@ class M2poLoss(Loss):
     def terms(self, batch: MicroBatch, logprobs: Tensor) -> Tensor:
         """Returns the terms [N] of the class's docstring."""
         log_ratio = self.log_ratio(batch, logprobs).clamp(max=LARGEST)
-        bound = batch.state.item()
-        clipped = log_ratio.clamp(-bound, bound).exp()
-        return -torch.minimum(log_ratio.exp() * batch.advantages, clipped * batch.advantages)
+        bound = min(batch.state.item(), LARGEST)
+        low = min(math.exp(-bound), 1 - self.clip_low)
+        high = max(math.exp(bound), 1 + self.clip_high)
+        ratio = log_ratio.exp()
+        return -torch.minimum(ratio * batch.advantages, ratio.clamp(low, high) * batch.advantages)

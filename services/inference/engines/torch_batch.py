@@ -21,6 +21,7 @@ from headrace.services.inference.engines.row import Outcome, Row, ScoreRow
 from headrace.services.inference.engines.torch_cache import CacheTarget, SlotLayer
 from headrace.services.inference.engines.torch_sampling import SamplingPlan, draw, plan_sampling
 from headrace.services.inference.engines.torch_scoring import TorchScorer
+from headrace.services.models.even_rounding import round_evenly
 from headrace.services.models.json_schema import masked
 from headrace.services.models.torch_models import ChosenLogits
 
@@ -43,6 +44,7 @@ class PolicyBatch:
         `own` holds the tensors that a new version changes, by their names in the version's file.
         """
         self.model = model.eval()
+        round_evenly(model)
         self.own = own
         self.version = -1
         self.rows: list[Row] = []

@@ -19,7 +19,7 @@ from headrace.services.inference.engine import AdapterWeights, EngineSetup, Weig
 from headrace.services.inference.engines.engine_thread import ThreadedEngine, WeightsChange
 from headrace.services.inference.engines.row import AnyRow, Outcome, Row, ScoreRow
 from headrace.services.inference.engines.torch_batch import PolicyBatch
-from headrace.services.models.attention import FLOAT32_ATTENTION
+from headrace.services.models.even_rounding import WIDE_ATTENTION
 from headrace.services.models.lora import adapted, adapter_tensors
 from headrace.services.models.torch_models import (
     DTYPES,
@@ -78,9 +78,7 @@ class TorchEngine(ThreadedEngine):
     def _model(self) -> Any:
         make: Any = AutoModelForCausalLM.from_config
         dtype = DTYPES[self._setup.dtype]
-        return make(self._config, dtype=dtype, attn_implementation=FLOAT32_ATTENTION).to(
-            self._device
-        )
+        return make(self._config, dtype=dtype, attn_implementation=WIDE_ATTENTION).to(self._device)
 
     # The methods below run in the engine's thread.
 

@@ -120,15 +120,16 @@ class TrainerMemory:
         - An RMS norm keeps its input in float32 and, if it learns, its result in the dtype.
         - A linear layer keeps its input if it or its adapter learns. Layers share an input.
         - Attention keeps queries, keys, values, the result and one float32 for each head (arXiv
-          2307.08691). For the engine `torch` it is computed in float32.
+          2307.08691). A trainer on a CPU computes it in float64 if the policy is narrower than
+          float32, and one on a GPU in float32 if the engine is `torch`.
         - A gated MLP keeps gate, its activation, and the other factor.
         """
         shape, width = self.shape, self._width
         norms = 2 * self._norm(shape.hidden)
         if shape.norms_of_heads:
             norms += self._norm(shape.queries) + self._norm(shape.keys)
-        inside = 4 if self.policy.engine.use == "torch" else width
-        attention = inside * (2 * shape.queries + 2 * shape.keys) + 4 * shape.heads
+        inside = self._inside_attention
+        attention = inside * (2 * shape.queries + 2 * shape.keys) + max(inside, 4) * shape.heads
         inputs = {
             "qkv": shape.hidden,
             "o": shape.queries,
@@ -139,6 +140,13 @@ class TrainerMemory:
             inputs.pop("o")  # it is the result of the attention
         kept = sum(size for name, size in inputs.items() if self._keeps_input(name))
         return norms + attention + width * (kept + 3 * shape.inner) + self._inside_adapters
+
+    @property
+    def _inside_attention(self) -> int:
+        """Bytes of a number inside of attention."""
+        if not self.on_gpu and self._width < 4:
+            return 8
+        return 4 if self.policy.engine.use == "torch" else self._width
 
     @property
     def logits(self) -> int:
