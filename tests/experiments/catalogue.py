@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -39,6 +40,14 @@ ASYNC_SYNC = Experiment(
     arms=(Arm("async"), Arm("sync", ("mode=sync",))),
     measurements=(SECONDS, EPISODES, VERSIONS),
     settings=SKEWED_LAKE,
+)
+ASYNC_SYNC_SLOW = replace(
+    ASYNC_SYNC,
+    name="async-sync-slow",
+    question="The same with a median of 3 s: episodes take more of the time, and the machine less. "
+    "The third arm runs two batches at the same time, as docs/algorithms.md recommends.",
+    arms=(*ASYNC_SYNC.arms, Arm("async-two-batches", ("scheduler.live_episodes=128",))),
+    settings=(*SKEWED_LAKE, "environments.default.options.median_s=3.0"),
 )
 STALENESS = Experiment(
     name="staleness",
@@ -231,5 +240,14 @@ DATA_ALGORITHMS = Experiment(
 )
 
 EXPERIMENTS = {
-    one.name: one for one in (ASYNC_SYNC, CURATION, DATA_ALGORITHMS, POLICIES, REPLAY, STALENESS)
+    one.name: one
+    for one in (
+        ASYNC_SYNC,
+        ASYNC_SYNC_SLOW,
+        CURATION,
+        DATA_ALGORITHMS,
+        POLICIES,
+        REPLAY,
+        STALENESS,
+    )
 }
