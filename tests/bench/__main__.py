@@ -13,6 +13,7 @@ from tests.bench.deployment import a_stack
 from tests.bench.env_pools import env_pools
 from tests.bench.episodes import live_episodes, null_episodes
 from tests.bench.head import head_costs
+from tests.bench.item_recovery import item_recovery
 from tests.bench.items import item_statistics
 from tests.bench.pools import pools
 from tests.bench.programs import programs
@@ -31,6 +32,7 @@ BENCHMARKS: dict[str, Callable[[ClusterConfig, float], Coroutine[Any, Any, list[
     "weights": weight_deltas,
     "programs": programs,
     "items": item_statistics,
+    "item_recovery": item_recovery,
     "head": head_costs,
     "pools": pools,
     "ramp": ramp,

@@ -15,6 +15,13 @@ from headrace.services.tasks.curation.item_statistics import ItemStatistics
 from tests.bench.report import Figure
 
 ITEMS = 1_000_000
+SOLVED: dict[str, Any] = {"mean": 1.0, "deviation": 0.0, "rewarded": 8, "passed": 8}
+_GROUP = GroupClosed(task=0, policy="default", item_id="", verdict="dropped", **SOLVED)
+
+
+def a_group(task: int) -> GroupClosed:
+    """Returns the group of a task with an item of its own, which was solved."""
+    return _GROUP.model_copy(update={"task": task, "item_id": str(task)})
 
 
 async def item_statistics(cluster: ClusterConfig, scale: float) -> list[Figure]:
@@ -22,11 +29,8 @@ async def item_statistics(cluster: ClusterConfig, scale: float) -> list[Figure]:
     count = round(ITEMS * scale)
     process, statistics = psutil.Process(), ItemStatistics("default")
     before, begun = process.memory_info().rss, time.perf_counter()
-    solved: dict[str, Any] = {"mean": 1.0, "deviation": 0.0, "rewarded": 8, "passed": 8}
-    group = GroupClosed(task=0, policy="default", item_id="", verdict="dropped", **solved)
     for task in range(count):
-        one = group.model_copy(update={"task": task, "item_id": str(task)})
-        statistics.on_group(one, task)
+        statistics.on_group(a_group(task), task)
         if task % 1024 == 1023:
             statistics.take_changed()
     fold_s, used = time.perf_counter() - begun, process.memory_info().rss - before

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import itertools
 import json
 import math
@@ -87,16 +88,20 @@ class Curve:
     staleness: int
     seed: int
     versions: int
+    sets: tuple[str, ...] = ()
+    """What differs from the recipe in all curves, as for `--set`."""
 
     @property
     def file(self) -> str:
         """The name of the file that keeps it."""
-        return f"{self.recipe}-{self.algorithm}-{self.staleness}-{self.seed}-{self.versions}.json"
+        parts = self.recipe, self.algorithm, self.staleness, self.seed, self.versions
+        changed = (hashlib.sha256("\n".join(self.sets).encode()).hexdigest()[:8],)
+        return "-".join(map(str, parts + (changed if self.sets else ()))) + ".json"
 
     def settings(self) -> list[str]:
         """What differs from the recipe."""
         seeds = (f"policies.{POLICY}.seed={self.seed}", f"tasks.seed={self.seed}")
-        return [*ALGORITHMS[self.algorithm], *seeds]
+        return [*self.sets, *ALGORITHMS[self.algorithm], *seeds]
 
 
 class _Learning:
@@ -328,13 +333,14 @@ def main() -> None:
     parser.add_argument("--staleness", nargs="+", type=int, default=STALENESS)
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--versions", type=int, default=VERSIONS)
+    parser.add_argument("--set", action="append", default=[], help="a setting of all curves")
     parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 1)))
     parser.add_argument("--results", type=Path, default=Path(".headrace/learning"))
     parser.add_argument("--plot", type=Path, default=Path("docs/learning.svg"))
     options = parser.parse_args()
     options.results.mkdir(parents=True, exist_ok=True)
     curves = [
-        Curve(recipe, algorithm, age, seed, options.versions)
+        Curve(recipe, algorithm, age, seed, options.versions, tuple(options.set))
         for recipe, age, algorithm, seed in itertools.product(
             options.recipes, options.staleness, options.algorithms, range(options.seeds)
         )

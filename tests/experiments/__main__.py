@@ -60,9 +60,11 @@ def report(experiment: Experiment, seeds: int, results: Path, plots: Path) -> No
         ]
         for arm in experiment.arms
     }
-    plot = plots / f"experiment-{experiment.name}.svg"
-    draw(experiment, runs, plot)
-    lines = [experiment.question, "", *table(experiment, runs), "", machine(), str(plot)]
+    lines = [experiment.question, "", *table(experiment, runs), "", machine()]
+    if experiment.compared:
+        plot = plots / f"experiment-{experiment.name}.svg"
+        draw(experiment, runs, plot)
+        lines.append(str(plot))
     print("\n".join(["", *lines]))
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
+from tests.experiments.composition import read_composition
 from tests.experiments.experiment import Arm, Experiment, Measurement, Run
 from tests.experiments.timeline import reached
 
@@ -38,6 +40,14 @@ ASYNC_SYNC = Experiment(
     arms=(Arm("async"), Arm("sync", ("mode=sync",))),
     measurements=(SECONDS, EPISODES, VERSIONS),
     settings=SKEWED_LAKE,
+)
+ASYNC_SYNC_SLOW = replace(
+    ASYNC_SYNC,
+    name="async-sync-slow",
+    question="The same with a median of 3 s: episodes take more of the time, and the machine less. "
+    "The third arm runs two batches at the same time, as docs/algorithms.md recommends.",
+    arms=(*ASYNC_SYNC.arms, Arm("async-two-batches", ("scheduler.live_episodes=128",))),
+    settings=(*SKEWED_LAKE, "environments.default.options.median_s=3.0"),
 )
 STALENESS = Experiment(
     name="staleness",
@@ -164,4 +174,80 @@ POLICIES = Experiment(
     policies=(SOLVER, VERIFIER),
 )
 
-EXPERIMENTS = {one.name: one for one in (ASYNC_SYNC, CURATION, POLICIES, REPLAY, STALENESS)}
+
+def fact(name: str, key: str, digits: int = 3) -> Measurement:
+    """Returns a measurement of the composition of a run. What it lacks is 0."""
+    return Measurement(name, lambda run: run.facts.get(key, 0.0), digits)
+
+
+def drawn_useful(run: Run) -> float | None:
+    """Of the tasks of the mixture, the share of its part `useful`, which has a third."""
+    useful, other = (run.facts.get(f"drawn.mixed/{part}", 0.0) for part in ("useful", "all"))
+    return useful / (useful + other) if useful + other else None
+
+
+DATA = "tests.experiments.mostly_useless:items"
+USEFUL = f'use = "{DATA}", options = {{ useful = true }}'
+MIXTURE = (
+    f'{{ parts = [{{ name = "useful", {USEFUL}, weight = 1 }}, '
+    f'{{ name = "all", use = "{DATA}", weight = 2 }}] }}'
+)
+STAGES = (
+    f'{{ stages = [{{ name = "useful", {USEFUL}, pass_rate = 0.4, groups = 32, passes = 2 }}, '
+    f'{{ name = "mixed", use = "mixture", options = {MIXTURE} }}] }}'
+)
+DYNAMIC = 'policies.default.groups.filters=["zero_advantage"]'
+REPLAYED = "policies.default.batches.replay={ share = 0.3, max_uses = 2, max_age = 16 }"
+PASS_RATE = '{ use = "pass_rate", tries = 2 }'
+GRESO = '{ use = "greso", window = 16, warmup_epochs = 0 }'
+CURRICULUM = ("tasks.use=curriculum", f"tasks.options={STAGES}")
+
+DATA_ALGORITHMS = Experiment(
+    name="data-algorithms",
+    question="What is recorded if a recipe asks for a data algorithm? 60 batches of 10 groups of "
+    "the quiz of which 70 % is useless. Each arm adds settings to one recipe. Replayed groups are "
+    "counted from batch 11 on.",
+    recipe=str(USELESS),
+    arms=(
+        Arm("none"),
+        Arm("dynamic-sampling", (DYNAMIC,)),
+        Arm("replay", (REPLAYED,)),
+        Arm("pass-rate", (f"tasks.curators=[{PASS_RATE}]",)),
+        Arm("greso", (f"tasks.curators=[{GRESO}]",)),
+        Arm("curriculum", CURRICULUM),
+        Arm("all", (DYNAMIC, REPLAYED, f"tasks.curators=[{PASS_RATE}, {GRESO}]", *CURRICULUM)),
+    ),
+    measurements=(
+        fact("batches", "batches", 0),
+        fact("full batches", "full"),
+        fact("replayed groups", "replayed"),
+        fact("most batches of a sample", "uses", 0),
+        fact("trained groups with equal rewards", "equal"),
+        fact("played groups with equal rewards", "wasted"),
+        fact("skipped by pass_rate", "skipped.pass_rate", 0),
+        fact("skipped by greso", "skipped.greso", 0),
+        Measurement("part of the mixture with a third", drawn_useful, 3, "-"),
+        fact("violations", "violations", 0),
+    ),
+    settings=(
+        "evaluation=false",
+        "stop.versions=60",
+        "policies.default.batches.groups=10",
+        "policies.default.groups.filters=[]",
+    ),
+    facts=read_composition,
+    compared=False,
+)
+
+EXPERIMENTS = {
+    one.name: one
+    for one in (
+        ASYNC_SYNC,
+        ASYNC_SYNC_SLOW,
+        CURATION,
+        DATA_ALGORITHMS,
+        POLICIES,
+        REPLAY,
+        STALENESS,
+    )
+}

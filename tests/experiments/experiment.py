@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ class Run:
     """What `headrace run --json` printed."""
     points: dict[str, list[Point]]
     """Policy to its versions."""
+    facts: dict[str, float] = field(default_factory=dict)
+    """What the experiment's `facts` returned."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Measurement:
     of: Callable[[Run], float | None]
     """None if the run never got there."""
     digits: int = 0
+    absent: str = ""
+    """What the table says if no run has it. Empty: that it was never reached."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,10 @@ class Experiment:
     across: str = "seconds"
     """The x-axis of the plot: `seconds`, `episodes` or `version`."""
     policies: tuple[str, ...] = ("default",)
+    facts: Callable[[ClusterConfig], dict[str, float]] = lambda _: {}
+    """What else is read from the log of each run that has ended."""
+    compared: bool = True
+    """Whether the arms are compared, by a ratio and a plot. Otherwise each stands alone."""
 
 
 @dataclass(frozen=True)
@@ -112,18 +120,19 @@ def make_run(trial: Trial, results: Path, cluster: ClusterConfig) -> Run:
     ]
     clusters = [replace(cluster, namespace=name) for name in names]
     with ThreadPoolExecutor(len(settings) if trial.arm.at_once else 1) as threads:
-        runs = list(threads.map(partial(_make_part, trial.experiment.recipe), settings, clusters))
+        runs = list(threads.map(partial(_make_part, trial.experiment), settings, clusters))
     run = one_after_the_other(runs) if not trial.arm.at_once else at_once(runs)
     path = results / f"{trial.name}.json"
     temporary = path.with_suffix(f".{os.getpid()}")
-    temporary.write_text(json.dumps({"summary": run.summary, "points": run.points}))
+    temporary.write_text(json.dumps(asdict(run)))
     temporary.replace(path)
     return run
 
 
 def at_once(runs: Sequence[Run]) -> Run:
-    """Returns the parts of an arm as one run. The summary is that of the last one."""
-    return Run(runs[-1].summary, {name: one for run in runs for name, one in run.points.items()})
+    """Returns the parts of an arm as one run. Summary and facts are those of the last one."""
+    points = {name: one for run in runs for name, one in run.points.items()}
+    return Run(runs[-1].summary, points, runs[-1].facts)
 
 
 def one_after_the_other(runs: Sequence[Run]) -> Run:
@@ -137,12 +146,12 @@ def one_after_the_other(runs: Sequence[Run]) -> Run:
         }
         last = [all_[-1] for all_ in points.values()]
         began = {key: max(point[key] for point in last) for key in began}
-        shifted.append(Run(run.summary, points))
+        shifted.append(Run(run.summary, points, run.facts))
     return at_once(shifted)
 
 
-def _make_part(recipe: str, settings: Sequence[str], cluster: ClusterConfig) -> Run:
-    command = [sys.executable, "-m", "headrace", "run", recipe, "--json"]
+def _make_part(experiment: Experiment, settings: Sequence[str], cluster: ClusterConfig) -> Run:
+    command = [sys.executable, "-m", "headrace", "run", experiment.recipe, "--json"]
     command += ["--quiet", *(word for one in settings for word in ("--set", one))]
     variables = {
         **os.environ,
@@ -157,4 +166,4 @@ def _make_part(recipe: str, settings: Sequence[str], cluster: ClusterConfig) -> 
     if done.returncode != 0:
         name = cluster.namespace
         raise RuntimeError(f"{name} ended with {done.returncode}: {done.stderr[-2000:]}")
-    return Run(json.loads(done.stdout), timeline(cluster))
+    return Run(json.loads(done.stdout), timeline(cluster), experiment.facts(cluster))

@@ -19,18 +19,19 @@ Runs = Mapping[str, Sequence[Run]]
 def table(experiment: Experiment, runs: Runs) -> list[str]:
     """Returns the lines of a table in Markdown: an arm in each row, a measurement in each column.
 
-    The last column has the ratio of the first measurement to that of the first arm: the geometric
-    mean over the seeds, with the interval of its logarithm. One seed has no interval.
+    If the arms are compared, the last column has the ratio of the first measurement to that of the
+    first arm: the geometric mean over the seeds, with the interval of its logarithm. One seed has
+    no interval.
     """
     first, names = experiment.arms[0].name, [one.name for one in experiment.measurements]
-    lines = [
-        "| " + " | ".join(["arm", *names, f"{names[0]}, against {first}"]) + " |",
-        "|---" * (len(names) + 2) + "|",
-    ]
+    compared = [f"{names[0]}, against {first}"] if experiment.compared else []
+    columns = ["arm", *names, *compared]
+    lines = ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     for arm in experiment.arms:
         cells = [_cell(one, runs[arm.name]) for one in experiment.measurements]
-        ratio = _ratio(experiment.measurements[0], runs[arm.name], runs[first])
-        lines.append("| " + " | ".join([arm.name, *cells, ratio]) + " |")
+        if experiment.compared:
+            cells.append(_ratio(experiment.measurements[0], runs[arm.name], runs[first]))
+        lines.append("| " + " | ".join([arm.name, *cells]) + " |")
     return lines
 
 
@@ -38,7 +39,7 @@ def _cell(measurement: Measurement, runs: Sequence[Run]) -> str:
     known = [value for run in runs if (value := measurement.of(run)) is not None]
     missing = f" ({len(runs) - len(known)} of {len(runs)} never)" if len(known) < len(runs) else ""
     if not known:
-        return f"never, in {len(runs)} runs"
+        return measurement.absent or f"never, in {len(runs)} runs"
     digits = measurement.digits
     error = f" ± {interval(known):,.{digits}f}" if len(known) > 1 else ""
     return f"{fmean(known):,.{digits}f}{error}{missing}"

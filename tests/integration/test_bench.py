@@ -10,6 +10,7 @@ import pytest
 from headrace.infra.local import LocalStack
 from headrace.services.namespace.cluster_config import ClusterConfig
 from tests.bench.head import measure_head
+from tests.bench.item_recovery import item_recovery
 from tests.bench.report import machine
 from tests.bench.trajectories import durable_trajectories
 from tests.bench.weights import measure
@@ -30,6 +31,16 @@ def test_trajectories_pass_from_producer_to_decoded_batch(local_stack: LocalStac
     ]
     assert all(figure.value.endswith("/s") for figure in figures)
     assert "cores" in machine()
+
+
+@pytest.mark.long
+def test_the_statistics_of_items_are_recovered_after_a_kill(local_stack: LocalStack) -> None:
+    """The benchmark itself compares each item with a fold that nothing has disturbed."""
+    cluster = ClusterConfig(Path(local_stack.state)).connected(
+        local_stack.bootstrap_servers, local_stack.registry_url
+    )
+    figures = asyncio.run(item_recovery(cluster, scale=0.002))
+    assert [figure.value for figure in figures[-1:]] == ["2,201"]
 
 
 def test_deltas_are_received_bit_by_bit() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from headrace.schemas.events import BatchAssembled, BatchSample, Ref
 from headrace.services.namespace.cluster_config import read_recipe
-from tests.experiments.catalogue import EXPERIMENTS
+from tests.experiments.catalogue import DATA_ALGORITHMS, EXPERIMENTS, drawn_useful
+from tests.experiments.composition import SETTLED, composition
 from tests.experiments.experiment import (
     Arm,
     Experiment,
@@ -21,6 +23,7 @@ from tests.experiments.experiment import (
 )
 from tests.experiments.report import draw, table
 from tests.experiments.timeline import reached
+from tests.unit.tasks.test_item_statistics import a_closed_group
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -96,3 +99,48 @@ def test_a_plot_shows_each_arm_as_far_as_all_its_seeds_went(tmp_path: Path) -> N
         draw(TIMES, runs, plot)
     assert all("slow" in plot.read_text() for plot in plots)
     assert all(a.read_bytes() == b.read_bytes() for a, b in pairwise(plots))
+
+
+def a_batch(version: int, *tasks: int, replayed: tuple[int, ...] = ()) -> BatchAssembled:
+    ref = Ref(topic="t", partition=0, offset=0, digest=bytes(16))
+    samples = [
+        BatchSample(
+            task=task, sample=sample, trajectory=ref, advantages=b"", tokens=1, longest=1,
+            oldest_version=0, use=int(task in replayed),
+        )
+        for task in (*tasks, *replayed) for sample in range(2)
+    ]  # fmt: skip
+    return BatchAssembled(
+        policy="default", version=version, recipe=bytes(32), seed=0, samples=tuple(samples),
+        low_mark=0, groups_read=0, sampled_tokens=len(samples),
+    )  # fmt: skip
+
+
+def test_the_composition_of_a_run_is_counted() -> None:
+    # Task n has equal rewards if n is a multiple of 4. The last batch does not count.
+    groups = [a_closed_group(n, f"i{n}", 1.0, float(n % 4 == 0)) for n in range(40)]
+    batches = [a_batch(n, 2 * n, 2 * n + 1) for n in range(1, SETTLED + 1)]
+    batches += [
+        a_batch(SETTLED + 1, 30, replayed=(2,)),
+        a_batch(SETTLED + 2, 31, 32),
+        a_batch(SETTLED + 3, 33),
+    ]
+    found = composition([*groups, *batches])
+    assert (found["batches"], found["full"]) == (SETTLED + 3, 1.0)
+    assert (found["replayed"], found["uses"]) == (0.25, 2)
+    trained = {*range(2, 22), 30, 31, 32, 33}
+    assert found["equal"] == sum(n % 4 == 0 for n in trained) / len(trained)
+    assert found["wasted"] == 0.25
+    short = composition([*groups, a_batch(1, 1), *batches[1:]])
+    assert short["full"] == 1 - 1 / (SETTLED + 2)
+
+
+def test_a_table_of_arms_that_stand_alone_has_no_ratio() -> None:
+    facts = {"batches": 3.0, "drawn.mixed/useful": 0.2, "drawn.mixed/all": 0.3}
+    runs = {arm.name: [Run({}, {}, {})] for arm in DATA_ALGORITHMS.arms}
+    runs["all"] = [Run({}, {}, facts)]
+    rows = table(DATA_ALGORITHMS, runs)
+    assert {row.count("|") for row in rows} == {len(DATA_ALGORITHMS.measurements) + 2}
+    assert rows[2].startswith("| none | 0 | 0.000 |")
+    assert rows[2].endswith("| - | 0 |")
+    assert drawn_useful(runs["all"][0]) == 0.4

@@ -60,8 +60,10 @@ class Stage(DataSetPart):
 class Mixture(Settings):
     """Items of several data sets, drawn with weights.
 
-    A part whose items are used up begins again. The id of an item is `PART/ITEM`. The order is the
-    same in every epoch.
+    Chance decides among the parts of which fewer items were drawn than their weights say, each with
+    the number of items that it lacks. So the shares are the weights, but for an item or two. A part
+    whose items are used up begins again. The id of an item is `PART/ITEM`. The order is the same in
+    every epoch.
     """
 
     parts: tuple[MixedPart, ...] = Field(min_length=1)
@@ -78,12 +80,16 @@ class Mixture(Settings):
 
     def items(self, read: ReadItems) -> Iterator[Item]:
         """Yields the items of an epoch."""
-        random, weights = Random(self.seed), [part.weight for part in self.parts]
+        random, total = Random(self.seed), sum(part.weight for part in self.parts)
         running = [part.items(read) for part in self.parts]
+        missing = [0.0] * len(running)
         unused = set(range(len(self.parts)))
         number = 0
         while unused if self.count is None else number < self.count:
-            (at,) = random.choices(range(len(running)), weights)
+            for at, part in enumerate(self.parts):
+                missing[at] += part.weight / total
+            (at,) = random.choices(range(len(running)), [max(0.0, one) for one in missing])
+            missing[at] -= 1.0
             item = next(running[at], None)
             if item is None:
                 unused.discard(at)
