@@ -67,7 +67,7 @@ def trained(deep: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         logits = model(input_ids=ids[:, :-1]).logits.flatten(0, 1)
         loss = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     assert loss.item() < 2.0, "it learned"
