@@ -64,9 +64,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "grpo": (f"{TRAINING}.loss=grpo",),
     "gspo": (f'{TRAINING}.loss={{"use": "gspo", "clip_low": 0.2, "clip_high": 0.2}}',),
     "cispo": (f"{TRAINING}.loss=cispo",),
-    "m2po": (
-        f'{TRAINING}.loss={{"use": "m2po", "threshold": 0.3, "clip_low": 0, "clip_high": 0}}',
-    ),
+    "m2po": (f'{TRAINING}.loss={{"use":"m2po","threshold":0.3,"clip_low":0,"clip_high":0}}',),
     "behaviour_clip": (f"{TRAINING}.loss=tests.bench.losses:BehaviourClip",),
     "ppo": (
         f"policies.{POLICY}.groups.advantage=rewards",
@@ -75,8 +73,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
 }
 """Each algorithm as settings of the recipe. GSPO's published bounds of 3e-4 and 4e-4 are for long
 answers: on episodes of ten tokens they clip nearly everything. M2PO's published threshold of 0.04
-is for large models. Versions of a tiny one with a learning rate of 1e-3 differ more, so its bounds
-are left to the threshold alone."""
+is for large models. Versions of a tiny one with a learning rate of 1e-3 differ more."""
 T_975 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36}
 """Student's t for an interval of 95 %, by the number of seeds."""
 
