@@ -54,9 +54,9 @@ def wide_attention(
     found = []
     for first in range(0, len(query), size):
         part = slice(first, first + size)
-        inputs = (one[part].to(wide) for one in (query, key, value))
         masked = mask if mask is None or len(mask) == 1 else mask[part]
-        one, _ = sdpa_attention_forward(module, *inputs, masked, **widened)
+        some = (query[part].to(wide), key[part].to(wide), value[part].to(wide), masked)
+        one, _ = sdpa_attention_forward(module, *some, **widened)
         found.append(one.to(query.dtype))
     return found[0] if len(found) == 1 else torch.cat(found), None
 

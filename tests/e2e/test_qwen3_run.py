@@ -53,7 +53,7 @@ def run_recipe(state: Path, stack: local.LocalStack, namespace: str, model: Path
 
     async def main() -> None:
         async with harness.headrace(*arguments) as run:
-            await run.says("running", 120.0)
+            await run.says("running", RUN_S)
             topics = Topics(namespace, ("default",), 8)
             async with harness.watching(stack.bootstrap_servers, topics) as watch:
                 await watch.count("policies", VERSIONS + 1, RUN_S)

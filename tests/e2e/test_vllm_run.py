@@ -32,7 +32,7 @@ def test_the_quickstart_learns_on_vllm_though_its_worker_is_killed(state: Path) 
     async def main() -> None:
         async with harness.headrace(*arguments, *engine) as run:
             with harness.usual_ports_taken():
-                await run.says("running")
+                await run.says("running", RUN_S)
             stack = local.find(state)
             assert stack is not None
             async with harness.watching(stack.bootstrap_servers, TOPICS) as watch:
