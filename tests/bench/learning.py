@@ -17,7 +17,7 @@ import json
 import math
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -152,14 +152,18 @@ class LockstepLoop:
         self._groups = GroupAssembler(recipe)
         self._tasks = self._make_tasks()
 
-    async def run(self, versions: int) -> list[dict[str, float]]:
-        """Makes versions. Returns the mean reward of each batch, by policy."""
+    async def run(
+        self, versions: int, enough: Callable[[list[dict[str, float]]], bool] = lambda _: False
+    ) -> list[dict[str, float]]:
+        """Makes versions, until it is `enough`. Returns the mean rewards of each, by policy."""
         for environment in self._environments.values():
             if isinstance(environment, Opening):
                 await environment.open()
         try:
-            rewards = []
+            rewards: list[dict[str, float]] = []
             for version in range(1, versions + 1):
+                if enough(rewards):
+                    break
                 sampled_by = max(0, version - 1 - self._staleness)
                 for policy in self._policies.values():
                     await policy.serve(version - 1, sampled_by)

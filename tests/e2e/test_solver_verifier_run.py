@@ -34,9 +34,8 @@ def test_both_policies_learn(
     tmp_path: Path, local_stack: local.LocalStack, namespace: str, seed: int
 ) -> None:
     environment = {**os.environ, **cluster_variables(local_stack, namespace, tmp_path)}
-    sets = (f"policies.solver.seed={2 * seed}", f"policies.verifier.seed={2 * seed + 1}")
-    sets += (f"tasks.seed={seed}",)
-    words = (word for one in sets for word in ("--set", one))
+    seeds = {"policies.solver": 2 * seed, "policies.verifier": 2 * seed + 1, "tasks": seed}
+    words = (word for key, one in seeds.items() for word in ("--set", f"{key}.seed={one}"))
     command = ("run", str(WORKFLOW), "--json", "--quiet", *words)
     began = time.monotonic()
     done = run_command(command, environment, timeout_s=RUN_S)

@@ -23,6 +23,15 @@ def until_goal(what: str, policy: str = "default") -> Callable[[Run], float | No
 SECONDS = Measurement(f"seconds to reward {GOAL}", until_goal("seconds"))
 EPISODES = Measurement(f"episodes to reward {GOAL}", until_goal("episodes"))
 VERSIONS = Measurement(f"versions to reward {GOAL}", until_goal("version"))
+
+
+def seconds_a_version(run: Run) -> float:
+    """Mean time from one version to the next. It does not depend on what was learned."""
+    last = run.points["default"][-1]
+    return last["seconds"] / last["version"]
+
+
+SECONDS_A_VERSION = Measurement("seconds a version", seconds_a_version, 1)
 SKEWED_LAKE = (
     "environments.default.use=tests.experiments.skewed_lake:SkewedLake",
     f"stop.reward={GOAL}",
@@ -38,15 +47,13 @@ ASYNC_SYNC = Experiment(
     "episodes at the same time, which is one batch.",
     recipe="quickstart",
     arms=(Arm("async"), Arm("sync", ("mode=sync",))),
-    measurements=(SECONDS, EPISODES, VERSIONS),
+    measurements=(SECONDS, EPISODES, VERSIONS, SECONDS_A_VERSION),
     settings=SKEWED_LAKE,
 )
 ASYNC_SYNC_SLOW = replace(
     ASYNC_SYNC,
     name="async-sync-slow",
-    question="The same with a median of 3 s: episodes take more of the time, and the machine less. "
-    "The third arm runs two batches at the same time, as docs/algorithms.md recommends.",
-    arms=(*ASYNC_SYNC.arms, Arm("async-two-batches", ("scheduler.live_episodes=128",))),
+    question="The same with a median of 3 s: episodes take more of the time, and the machine less.",
     settings=(*SKEWED_LAKE, "environments.default.options.median_s=3.0"),
 )
 STALENESS = Experiment(
@@ -204,7 +211,7 @@ CURRICULUM = ("tasks.use=curriculum", f"tasks.options={STAGES}")
 
 DATA_ALGORITHMS = Experiment(
     name="data-algorithms",
-    question="What is recorded if a recipe asks for a data algorithm? 60 batches of 10 groups of "
+    question="What is recorded if a recipe asks for a data algorithm? 40 batches of 10 groups of "
     "the quiz of which 70 % is useless. Each arm adds settings to one recipe. Replayed groups are "
     "counted from batch 11 on.",
     recipe=str(USELESS),
@@ -231,7 +238,7 @@ DATA_ALGORITHMS = Experiment(
     ),
     settings=(
         "evaluation=false",
-        "stop.versions=60",
+        "stop.versions=40",
         "policies.default.batches.groups=10",
         "policies.default.groups.filters=[]",
     ),
