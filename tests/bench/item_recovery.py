@@ -89,9 +89,11 @@ async def _kill(
     """Kills the job. Seconds until its successor has written the last of the groups it missed."""
     process = _process(deployment)
     process.suspend()
-    await _send(deployment, undisturbed, missed)
-    begun = time.perf_counter()
-    process.kill()
+    try:
+        await _send(deployment, undisturbed, missed)
+    finally:  # a process that stands still would stay
+        begun = time.perf_counter()
+        process.kill()
     await _wait_for(items, str(missed[-1]))
     return time.perf_counter() - begun
 
