@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from headrace.errors import HeadraceError
 from headrace.infra import local
 
 STACK = "stack"
+DISTRIBUTED = "PYTEST_XDIST_WORKER" in os.environ
+SESSION_PID = os.getppid() if DISTRIBUTED else os.getpid()
 
 # By default each of several processes has a torch thread for each core. They would wait for each
 # other in busy loops: a test took seven times the processor time.
@@ -62,18 +65,23 @@ def local_stack(tmp_path_factory: pytest.TempPathFactory) -> local.LocalStack:
 
     They end with the session, killed or not.
     """
-    folder, session_pid = tmp_path_factory.getbasetemp(), os.getpid()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder, session_pid = folder.parent, os.getppid()
-    return local.up(folder / STACK, kafka_port=0, registry_port=0, owner_pid=session_pid)
+    folder = tmp_path_factory.getbasetemp()
+    if DISTRIBUTED:
+        folder = folder.parent
+    return local.up(folder / STACK, kafka_port=0, registry_port=0, owner_pid=SESSION_PID)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Ends the stack that the session's processes shared, and removes its data."""
     folders: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
     state = folders.getbasetemp() / STACK
-    if "PYTEST_XDIST_WORKER" not in os.environ and state.exists():
+    if DISTRIBUTED or not state.exists():
+        return
+    try:
         local.down(state, wipe=True)
+    except HeadraceError as error:  # What failed in the tests must still be reported.
+        print(f"\nerror: {error}")
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 @pytest.fixture(scope="session")

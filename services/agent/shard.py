@@ -193,7 +193,8 @@ class AgentShard:
     def _close_environments(self, last: Sequence[ObservationRecorded]) -> None:
         """Ends the environments that gave these answers.
 
-        If this worker ends first, the partition's next owner reads the answers again.
+        If this worker ends first, the partition's next owner reads the answers again. It closes the
+        environments once it has read of a later task, as only then it knows that they are over.
         """
         closed = self.context.hold_positions()
 

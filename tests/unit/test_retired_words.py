@@ -50,7 +50,7 @@ def retired(text: str) -> list[str]:
 
 def test_no_retired_word_is_left() -> None:
     found = {name: words for name, text in texts() if (words := retired(text))}
-    assert not found
+    assert not found, f"write instead: {WORDS}"
 
 
 def test_all_texts_are_read() -> None:

@@ -398,6 +398,36 @@ def test_positions_that_a_shard_holds_are_committed_until_it_releases_them() -> 
     run(test)
 
 
+def test_what_a_shard_holds_as_it_has_caught_up_is_read_again_by_the_next_owner() -> None:
+    class Closing(Notebook):
+        async def on_caught_up(self) -> None:
+            self.release = self.context.hold_positions()
+            await super().on_caught_up()
+
+    async def test(place: Place) -> None:
+        await place.write(*map(observation, range(3)))
+        context = ShardContext(place.log, cast("Any", None), cast("Any", None), MAIN, 0)
+        shard = Closing(context, set())
+        host = ShardHost(place.log, context, shard, {SIDE_TOPIC: 1}, {SIDE_TOPIC: 3}, [SIDE_TOPIC])
+        pump = asyncio.create_task(host.run())
+
+        def committed() -> int:
+            return read_metadata(host.to_commit().metadata, [SIDE_TOPIC]).positions[SIDE_TOPIC]
+
+        for offset in (1, 2):
+            await host.take(*await place.broker.fetch([Position(SIDE_TOPIC, offset)]))
+        await shard.until("answer 2")
+        await asyncio.sleep(0.1)
+        assert context.caught_up
+        assert committed() == 1, "what follows from the answers is not done yet"
+        shard.release()
+        assert committed() == 3
+        await host.close(lost=True)
+        pump.cancel()
+
+    run(test)
+
+
 def test_what_was_deleted_under_a_side_partition_ends_the_worker() -> None:
     async def test(place: Place) -> None:
         async with member(place, held={0}, side_partitions=with_side_partition) as one:
