@@ -102,6 +102,8 @@ class SshForward:
         self._child: ChildProcess | None = None
         self._reading: asyncio.Task[None] | None = None
         """Reads what ssh says, until it ends."""
+        self._ending: asyncio.Task[None] | None = None
+        """Ends ssh. It goes on if its caller is cancelled, and the next one waits for it."""
         self._said: deque[tuple[float, str]] = deque(maxlen=5)
         """The last lines that ssh wrote to its stderr, and when."""
         self._failure, self._failed_at = "", 0.0
@@ -115,6 +117,8 @@ class SshForward:
         `engine_unreachable` if ssh can't connect.
         """
         async with self._starting:
+            if self._closed:
+                raise _closed()
             # The guard removes the socket before it ends itself.
             if self._reading is not None and not self._reading.done() and self._path.exists():
                 return str(self._path)
@@ -159,9 +163,11 @@ class SshForward:
             rmtree(folder, ignore_errors=True)
             raise
         self._reading = asyncio.create_task(self._read(self._child), name="what ssh says")
-        while not _connects(self._path):
+        while True:
             if self._closed:
-                raise InfrastructureError("engine_closed", "the worker is ending")
+                raise _closed()
+            if _connects(self._path):
+                return
             if self._reading.done():
                 raise self._not_connected(f"ssh ended with {await self._child.describe_end()}")
             if _time() > began + START_S:
@@ -187,13 +193,28 @@ class SshForward:
                     self._said.append((_time(), REDACTOR.text(line.strip(), 500)))
 
     async def _end(self) -> None:
-        child, self._child = self._child, None
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait({self._reading})
-            self._reading = None
-        if child is not None:
+        if self._child is not None and self._reading is not None:
+            end = _close(self._child, self._reading, self._path.parent)
+            self._ending = asyncio.create_task(end, name="end of ssh")
+            self._child = self._reading = None
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+            self._ending = None
+
+
+async def _close(child: ChildProcess, reading: asyncio.Task[None], folder: Path) -> None:
+    try:
+        reading.cancel()
+        await asyncio.wait({reading})
+    finally:
+        try:
             await child.aclose()
+        finally:
+            rmtree(folder, ignore_errors=True)  # It is left if the guard was killed.
+
+
+def _closed() -> InfrastructureError:
+    return InfrastructureError("engine_closed", "the worker is ending")
 
 
 def _time() -> float:

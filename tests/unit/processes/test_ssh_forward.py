@@ -21,7 +21,7 @@ from headrace.services.env.sandbox.sandbox import SandboxSettings
 from headrace.services.processes.docker import ssh_forward
 from headrace.services.processes.docker.docker_engine import DockerEngine
 from headrace.services.processes.docker.hardened import read_limits
-from headrace.services.processes.docker.ssh_forward import SshHost, read_ssh_address
+from headrace.services.processes.docker.ssh_forward import SshForward, SshHost, read_ssh_address
 from tests.unit.processes import fake_ssh
 from tests.unit.processes.docker_fake import (
     BOUND_S,
@@ -244,6 +244,73 @@ def test_an_ssh_that_hangs_is_ended(
         assert not ssh.running()
 
     on_ssh(ssh, tmp_path, test)
+
+
+def test_a_cancelled_caller_leaves_no_ssh(ssh: FakeSsh, tmp_path: Path) -> None:
+    """Whatever it waits for, also if it is cancelled while it ends ssh."""
+
+    async def main() -> None:
+        for turns in (1, 2, 3, 6):
+            before = descriptors()
+            forward = SshForward(SshHost("far", socket=str(tmp_path / "engine.sock")))
+            Path(await forward.require()).unlink()
+            asking = asyncio.create_task(forward.require())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            asking.cancel()
+            await asyncio.wait({asking})
+            assert asking.cancelled()
+            await forward.require()
+            assert len(ssh.running()) == 1
+            await forward.aclose()
+            assert not ssh.running()
+            assert not ssh.left()
+            await until(lambda before=before: descriptors() == before)
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5])
+def test_a_caller_who_is_cancelled_twice_leaves_no_ssh(
+    ssh: FakeSsh, tmp_path: Path, turns: int
+) -> None:
+    """The second time while it ends an ssh that hangs."""
+    ssh.does("hangs")
+
+    async def main() -> None:
+        before = descriptors()
+        forward = SshForward(SshHost("far"))
+        asking = asyncio.create_task(forward.require())
+        await until(lambda: len(ssh.starts) == 1)
+        asking.cancel()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})
+        await forward.aclose()
+        assert not ssh.running()
+        assert not ssh.left()
+        await until(lambda: descriptors() == before)
+        with pytest.raises(InfrastructureError, match="engine_closed"):
+            await forward.require()
+        assert len(ssh.starts) == 1
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+
+
+def test_a_killed_guard_leaves_no_folder(ssh: FakeSsh, tmp_path: Path) -> None:
+    async def main() -> None:
+        forward = SshForward(SshHost("far"))
+        await forward.require()
+        guard = psutil.Process(int(ssh.starts[0][0])).parent()
+        assert guard is not None
+        guard.kill()
+        await until(lambda: not ssh.running())
+        assert ssh.left()
+        await forward.aclose()
+        assert not ssh.left()
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
 
 
 def test_no_ssh_is_an_error_with_its_name(
