@@ -120,6 +120,18 @@ def test_many_outputs_share_one_connection(server: SshServer, tmp_path: Path, ou
     asyncio.run(asyncio.wait_for(main(), 2 * BOUND_S))
 
 
+def test_a_host_behind_a_jump_host(server: SshServer, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with fake(tmp_path, INFO) as (_, near):
+            engine = DockerEngine(server.url(path_of(near.host), "jumped"))
+            assert (await engine.info())["Name"] == "x"
+            assert len(server.clients()) == 2
+            await engine.aclose()
+            assert not server.clients()
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+
+
 def test_a_lost_connection_fails_and_comes_back(server: SshServer, tmp_path: Path) -> None:
     async def main() -> None:
         async with fake(tmp_path, {**INFO, START: streams(WRITTEN, ends=False)}) as (_, near):

@@ -1,12 +1,14 @@
 """Reaches a Docker engine by SSH: one process `ssh` forwards the engine's socket for all calls.
 
-`ssh` reads the user's configuration, keys and agent, as it does for the command `docker`. It never
-asks: a key that needs a passphrase must be in the agent, and the host's key must be known.
+`ssh` reads the user's configuration, keys and agent, as it does for the command `docker`. It does
+not ask: a key that needs a passphrase must be in the agent, and the host's key must be known. The
+options of this module do not reach another `ssh` that it starts for a jump host.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import socket
 import tempfile
@@ -27,15 +29,24 @@ OPTIONS = (
     "ConnectTimeout=10",
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
-    # A connection that other processes share would go on after this one.
+    # A connection that other processes share would go on after this one. A jump host's connection
+    # follows the user's configuration alone.
     "ControlMaster=no",
     "ControlPath=none",
     "StreamLocalBindMask=0177",
     # The forwards that the user has configured for this host don't matter here.
     "ExitOnForwardFailure=no",
+    "ClearAllForwardings=no",
+    # Older than OpenSSH 8.7, ssh does not know the next option. This one replaces the user's list
+    # of unknown options that are ignored, so it has all.
+    "IgnoreUnknown=*",
+    "ForkAfterAuthentication=no",
     "LogLevel=INFO",
 )
 """https://man.openbsd.org/ssh_config"""
+NEVER_ASK = {"SSH_ASKPASS_REQUIRE": "never"}
+"""Keeps also the `ssh` of a jump host from asking in a window. It has no terminal to ask at.
+OpenSSH knows this since 8.4."""
 START_S = 20.0
 """Seconds that ssh has to connect and to authenticate."""
 PAUSE_S = 3.0
@@ -155,6 +166,7 @@ class SshForward:
         try:
             self._child = await ChildProcess.start(
                 self._host.command(*options, *forward),
+                {**os.environ, **NEVER_ASK},
                 folder=str(folder),
                 own_folder=True,
                 stderr=asyncio.subprocess.PIPE,

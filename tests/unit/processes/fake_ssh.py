@@ -25,6 +25,7 @@ def main() -> None:
         sys.exit(f"banner\n\n{does}")
     near, far = sys.argv[sys.argv.index("-L") + 1].split(":")
     assert sys.argv[-1] == FAR
+    assert os.environ["SSH_ASKPASS_REQUIRE"] == "never"
     asyncio.run(forward(near, far))
 
 
