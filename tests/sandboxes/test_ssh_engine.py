@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import InfrastructureError
+from headrace.services.processes.docker import ssh_forward
 from headrace.services.processes.docker.docker_engine import DockerEngine
 from tests import debian
 from tests.sandboxes.bench import bench
@@ -132,7 +133,11 @@ def test_a_host_behind_a_jump_host(server: SshServer, tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), BOUND_S))
 
 
-def test_a_lost_connection_fails_and_comes_back(server: SshServer, tmp_path: Path) -> None:
+def test_a_lost_connection_fails_and_comes_back(
+    server: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
+
     async def main() -> None:
         async with fake(tmp_path, {**INFO, START: streams(WRITTEN, ends=False)}) as (_, near):
             engine = DockerEngine(server.url(path_of(near.host)))

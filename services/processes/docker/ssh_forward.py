@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import re
 import socket
 import tempfile
@@ -50,7 +51,8 @@ OpenSSH knows this since 8.4."""
 START_S = 20.0
 """Seconds that ssh has to connect and to authenticate."""
 PAUSE_S = 3.0
-"""Seconds after a failed start in which ssh is not started again."""
+"""Seconds after a start, failed or not, in which ssh is not started again. It is up to twice as
+much, by chance: a server refuses some if many workers connect at the same time."""
 POLL_S = 0.02
 WORDS_S = 0.1
 """Seconds that ssh has to say why it closed a connection."""
@@ -117,7 +119,8 @@ class SshForward:
         """Ends ssh. It goes on if its caller is cancelled, and the next one waits for it."""
         self._said: deque[tuple[float, str]] = deque(maxlen=5)
         """The last lines that ssh wrote to its stderr, and when."""
-        self._failure, self._failed_at = "", 0.0
+        self._failure, self._next_start = "", 0.0
+        """Why the last start failed, and when the next may be."""
         self._starting = asyncio.Lock()
         self._closed = False
 
@@ -125,7 +128,7 @@ class SshForward:
         """Returns the path of a socket of this host that leads to the engine.
 
         If ssh doesn't run, it is started, and the path is a new one. Raises InfrastructureError
-        `engine_unreachable` if ssh can't connect.
+        `engine_unreachable` if ssh can't connect, or has just been started and ended again.
         """
         async with self._starting:
             if self._closed:
@@ -134,15 +137,17 @@ class SshForward:
             if self._reading is not None and not self._reading.done() and self._path.exists():
                 return str(self._path)
             await self._end()
-            if self._failure and _time() < self._failed_at + PAUSE_S:
-                raise InfrastructureError("engine_unreachable", self._failure)
+            if _time() < self._next_start:
+                raise InfrastructureError("engine_unreachable", self._failure or self._ended())
             try:
                 await self._start()
             except BaseException as error:
-                await self._end()
+                # A cancelled start does not count: other callers may wait for one.
                 if isinstance(error, InfrastructureError):
-                    self._failure, self._failed_at = error.message, _time()
+                    self._pause(error.message)
+                await self._end()
                 raise
+            self._pause()
             return str(self._path)
 
     async def said_since(self, moment: float) -> str:
@@ -186,13 +191,25 @@ class SshForward:
                 raise self._not_connected(f"ssh has not connected in {START_S:g} s")
             await asyncio.sleep(POLL_S)
 
+    def _pause(self, failure: str = "") -> None:
+        self._failure = failure
+        self._next_start = _time() + PAUSE_S * random.uniform(1, 2)
+
+    def _words(self) -> str:
+        return "; ".join(line for _, line in self._said) or "it said nothing"
+
+    def _ended(self) -> str:
+        return (
+            f"ssh connected and soon ended ({self._words()}). A call that comes "
+            f"{2 * PAUSE_S:g} s after its start connects again"
+        )
+
     def _not_connected(self, what: str) -> InfrastructureError:
-        words = "; ".join(line for _, line in self._said) or "it said nothing"
         command = " ".join(self._host.command("-o", "BatchMode=yes"))
         return InfrastructureError(
             "engine_unreachable",
-            f"{what} ({words}). This command must connect without a question, as the user of the "
-            f"worker: {command}",
+            f"{what} ({self._words()}). This command must connect without a question, as the user "
+            f"of the worker: {command}",
         )
 
     async def _read(self, child: ChildProcess) -> None:

@@ -171,8 +171,11 @@ def on_ssh(
     asyncio.run(asyncio.wait_for(main(), BOUND_S))
 
 
-def test_a_command_whose_connection_is_lost_has_not_ended(ssh: FakeSsh, tmp_path: Path) -> None:
+def test_a_command_whose_connection_is_lost_has_not_ended(
+    ssh: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether ssh runs again by then or not: nobody takes the lost output for the command's end."""
+    monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
 
     async def test(made: FakeEngine, engine: DockerEngine) -> None:
         for reconnected in (False, True):
@@ -206,8 +209,11 @@ def test_what_ssh_complains_of_is_told_and_it_is_not_started_again_at_once(
     ssh: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ssh.does("me@far: Permission denied (publickey).")
+    now = 100.0
+    monkeypatch.setattr(ssh_forward, "_time", lambda: now)
 
     async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        nonlocal now
         refused = await asyncio.gather(*(engine.info() for _ in range(9)), return_exceptions=True)
         assert {str(each) for each in refused} == {
             "engine_unreachable: ssh ended with exit code 1 (banner; me@far: Permission denied "
@@ -216,8 +222,41 @@ def test_what_ssh_complains_of_is_told_and_it_is_not_started_again_at_once(
         }
         assert len(ssh.starts) == 1
         ssh.does("forwards")
-        monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
+        now += 2 * ssh_forward.PAUSE_S
         assert (await engine.info())["Name"] == "x"
+
+    on_ssh(ssh, tmp_path, test)
+
+
+def test_an_ssh_that_soon_ends_is_not_started_again_at_once(
+    ssh: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh.does("warns")
+    chances: list[tuple[float, float]] = []
+
+    def chance(least: float, most: float) -> float:
+        chances.append((least, most))
+        return most
+
+    monkeypatch.setattr("random.uniform", chance)
+    now = 100.0
+    monkeypatch.setattr(ssh_forward, "_time", lambda: now)
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        nonlocal now
+        assert (await engine.info())["Name"] == "x"
+        ssh.kill()
+        await until(lambda: not ssh.running() and not ssh.left())
+        ended = r"ssh connected and soon ended \(this server is slow\). A call that comes 6 s"
+        for later in (0.0, 3.0, 5.9):
+            now = 100.0 + later
+            with pytest.raises(InfrastructureError, match=ended):
+                await engine.info()
+        assert len(ssh.starts) == 1
+        now = 106.0
+        assert (await engine.info())["Name"] == "x"
+        assert len(ssh.starts) == 2
+        assert chances == [(1, 2)] * 2
 
     on_ssh(ssh, tmp_path, test)
 
@@ -226,6 +265,7 @@ def test_an_ssh_that_hangs_is_ended(
     ssh: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh_forward, "START_S", 1.0)
+    monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
     ssh.does("hangs")
 
     async def test(made: FakeEngine, engine: DockerEngine) -> None:
@@ -233,7 +273,6 @@ def test_an_ssh_that_hangs_is_ended(
             await engine.info()
         assert len(ssh.starts) == 1
         assert not ssh.running()
-        monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
         asking = asyncio.create_task(engine.info())
         await until(lambda: len(ssh.starts) == 2)
         began = time.monotonic()
@@ -246,8 +285,11 @@ def test_an_ssh_that_hangs_is_ended(
     on_ssh(ssh, tmp_path, test)
 
 
-def test_a_cancelled_caller_leaves_no_ssh(ssh: FakeSsh, tmp_path: Path) -> None:
+def test_a_cancelled_caller_leaves_no_ssh(
+    ssh: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whatever it waits for, also if it is cancelled while it ends ssh."""
+    monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
 
     async def main() -> None:
         for turns in (1, 2, 3, 6):
