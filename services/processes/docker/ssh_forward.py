@@ -23,6 +23,7 @@ from headrace.services.base.redactor import REDACTOR
 from headrace.services.processes.child_process import ChildProcess
 
 SCHEME = "ssh://"
+MAX_PORT = (1 << 16) - 1
 ENGINE_SOCKET = "/var/run/docker.sock"
 """Where an engine listens, unless the address has another path."""
 OPTIONS = (
@@ -59,7 +60,7 @@ WORDS_S = 0.1
 SOCKET_PATH_BYTES = 100
 """Longest path of a Unix socket, with some room: Linux has 107 bytes for it, macOS 103."""
 _ADDRESS = re.compile(
-    r"ssh://(?:(?P<user>[A-Za-z0-9_.][\w.+-]*)@)?"
+    r"(?i:ssh)://(?:(?P<user>[A-Za-z0-9_.][\w.+-]*)@)?"
     r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_][\w.-]*))"
     r"(?::(?P<port>[0-9]{1,5}))?(?P<path>/[\w./@+-]*)?",
     re.ASCII,
@@ -86,18 +87,20 @@ class SshHost:
 
 def is_ssh(url: str) -> bool:
     """Returns whether an engine's address is reached by SSH."""
-    return url.startswith(SCHEME)
+    return url.lower().startswith(SCHEME)
 
 
 def read_ssh_address(url: str) -> SshHost:
     """Reads an address, as in DOCKER_HOST. Raises ValueError if it is not one of SSH."""
     found = _ADDRESS.fullmatch(url)
     if found is None:
-        shown = re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:…@", url)
         raise ValueError(
-            f"{shown!r} is not ssh://USER@HOST:PORT/PATH. USER, PORT and PATH (of the engine's "
-            "socket) may be left out. It can't have a password: ssh uses the user's keys and agent"
+            "the address is not ssh://USER@HOST:PORT/PATH. USER, PORT and PATH (of the engine's "
+            "socket) may be left out. It can't have a password: ssh uses the user's keys and "
+            "agent. It is not shown here, since it may have one"
         )
+    if found["port"] and not 0 < int(found["port"]) <= MAX_PORT:
+        raise ValueError(f"{url!r} has the port {found['port']}, which must be 1 to {MAX_PORT}")
     path = (found["path"] or "").rstrip("/")
     name = found["address"] or found["name"]
     return SshHost(name, found["user"] or "", found["port"] or "", path or ENGINE_SOCKET)
@@ -205,11 +208,12 @@ class SshForward:
         )
 
     def _not_connected(self, what: str) -> InfrastructureError:
-        command = " ".join(self._host.command("-o", "BatchMode=yes"))
+        tried = ("-N", "-o", "BatchMode=yes", "-o", "ControlPath=none")
+        command = " ".join(self._host.command(*tried))
         return InfrastructureError(
             "engine_unreachable",
-            f"{what} ({self._words()}). This command must connect without a question, as the user "
-            f"of the worker: {command}",
+            f"{what} ({self._words()}). Try this command as the user of the worker. It must stay "
+            f"silent; end it with Ctrl-C: {command}",
         )
 
     async def _read(self, child: ChildProcess) -> None:

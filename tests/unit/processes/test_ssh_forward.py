@@ -92,6 +92,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSsh]:
         ("ssh://far", SshHost("far", socket="/var/run/docker.sock")),
         ("ssh://far/", SshHost("far")),
         ("ssh://Me.1@Far-2.example.com:22", SshHost("Far-2.example.com", "Me.1", "22")),
+        ("SSH://far:65535", SshHost("far", port="65535")),
         ("ssh://me@[::1]:2222", SshHost("::1", "me", "2222")),
         ("ssh://far/run/user/1000/d.sock", SshHost("far", socket="/run/user/1000/d.sock")),
     ],
@@ -109,8 +110,31 @@ def test_an_address_names_the_host_and_the_socket(url: str, host: SshHost) -> No
     ],
 )  # fmt: skip
 def test_other_addresses_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="is not ssh://USER@HOST:PORT/PATH"):
+    with pytest.raises(ValueError, match="the address is not ssh://USER@HOST:PORT/PATH"):
         read_ssh_address(url)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999"])
+def test_a_port_that_does_not_exist_is_refused(port: str) -> None:
+    with pytest.raises(UsageError, match=f"DOCKER_HOST: .* has the port {port}, .* 1 to 65535"):
+        DockerEngine(f"ssh://far:{port}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ssh://me:secret@far", "SSH://me:secret@far", "ssh://me:se/cret@far", "ssh://me:se@cret@far",
+        "ssh://me:se?cret@far", "ssh://me@far?password=secret", "ssh://me@far/secret:x",
+        "ssh://me:secret/@far:1",
+    ],
+)  # fmt: skip
+def test_no_error_shows_a_password(url: str) -> None:
+    with pytest.raises(UsageError, match="can't have a password") as raised:
+        DockerEngine(url)
+    assert "cret" not in str(raised.value)
+    with pytest.raises(UsageError, match="can't have a password") as raised:
+        read_limits(SandboxSettings, {"image": "i", "hosts": [{"slots": 1, "url": url}]}, "o")
+    assert "cret" not in str(raised.value)
 
 
 def test_a_host_of_a_recipe_may_be_behind_ssh() -> None:
@@ -217,8 +241,8 @@ def test_what_ssh_complains_of_is_told_and_it_is_not_started_again_at_once(
         refused = await asyncio.gather(*(engine.info() for _ in range(9)), return_exceptions=True)
         assert {str(each) for each in refused} == {
             "engine_unreachable: ssh ended with exit code 1 (banner; me@far: Permission denied "
-            "(publickey).). This command must connect without a question, as the user of the "
-            "worker: ssh -o BatchMode=yes -- far"
+            "(publickey).). Try this command as the user of the worker. It must stay silent; end "
+            "it with Ctrl-C: ssh -N -o BatchMode=yes -o ControlPath=none -- far"
         }
         assert len(ssh.starts) == 1
         ssh.does("forwards")
