@@ -186,7 +186,7 @@ def test_a_server_that_stands_still_is_noticed(server: SshServer, tmp_path: Path
 def test_what_the_server_refuses_is_told(server: SshServer, tmp_path: Path) -> None:
     async def main() -> None:
         missing = DockerEngine(server.url(str(tmp_path / "missing.sock")))
-        with pytest.raises(InfrastructureError, match=r"ssh says: .*open failed"):
+        with pytest.raises(InfrastructureError, match=r"ssh said meanwhile: .*open failed"):
             await missing.info()
         await missing.aclose()
         server.forget()

@@ -222,7 +222,7 @@ def test_an_engine_that_ssh_does_not_reach_says_why(ssh: FakeSsh, tmp_path: Path
     async def test(made: FakeEngine, engine: DockerEngine) -> None:
         with pytest.raises(
             InfrastructureError,
-            match=r"engine_unreachable: .*ssh says: .*connect failed: not there",
+            match=r"engine_unreachable: .*\(ssh said meanwhile: .*connect failed: not there\)",
         ):
             await engine.info()
 
