@@ -231,8 +231,11 @@ class SshForward:
             self._ending = asyncio.create_task(end, name="end of ssh")
             self._child = self._reading = None
         if self._ending is not None:
-            await asyncio.shield(self._ending)
-            self._ending = None
+            try:
+                await asyncio.shield(self._ending)
+            finally:
+                if self._ending.done():
+                    self._ending = None
 
 
 async def _close(child: ChildProcess, reading: asyncio.Task[None], folder: Path) -> None:

@@ -315,23 +315,26 @@ def test_a_cancelled_caller_leaves_no_ssh(
     """Whatever it waits for, also if it is cancelled while it ends ssh."""
     monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
 
+    async def cancel(turns: int) -> None:
+        before = descriptors()
+        forward = SshForward(SshHost("far", socket=str(tmp_path / "engine.sock")))
+        Path(await forward.require()).unlink()
+        asking = asyncio.create_task(forward.require())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})
+        assert asking.cancelled()
+        await forward.require()
+        assert len(ssh.running()) == 1
+        await forward.aclose()
+        assert not ssh.running()
+        assert not ssh.left()
+        await until(lambda: descriptors() == before)
+
     async def main() -> None:
         for turns in (1, 2, 3, 6):
-            before = descriptors()
-            forward = SshForward(SshHost("far", socket=str(tmp_path / "engine.sock")))
-            Path(await forward.require()).unlink()
-            asking = asyncio.create_task(forward.require())
-            for _ in range(turns):
-                await asyncio.sleep(0)
-            asking.cancel()
-            await asyncio.wait({asking})
-            assert asking.cancelled()
-            await forward.require()
-            assert len(ssh.running()) == 1
-            await forward.aclose()
-            assert not ssh.running()
-            assert not ssh.left()
-            await until(lambda before=before: descriptors() == before)
+            await cancel(turns)
 
     asyncio.run(asyncio.wait_for(main(), BOUND_S))
 
