@@ -47,6 +47,7 @@ Host hop
   # As the documentation tells users.
   ControlMaster no
   ControlPath none
+  StrictHostKeyChecking ask
 Host 127.0.0.1
   # What would break the forward, and what another ssh does not know.
   Unknown yes

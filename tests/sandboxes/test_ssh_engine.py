@@ -133,6 +133,27 @@ def test_a_host_behind_a_jump_host(server: SshServer, tmp_path: Path) -> None:
     asyncio.run(asyncio.wait_for(main(), BOUND_S))
 
 
+def test_nobody_is_asked_for_a_jump_host(
+    server: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `ssh` would open a window to ask whether the key is right."""
+    window, opened = tmp_path / "window", tmp_path / "opened"
+    window.write_text(f"#!/bin/sh\ntouch {opened}\n")
+    window.chmod(0o755)
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setenv("SSH_ASKPASS", str(window))
+    server.forget()
+
+    async def main() -> None:
+        engine = DockerEngine(server.url("/run/docker.sock", "jumped"))
+        with pytest.raises(InfrastructureError, match=r"Host key verification failed"):
+            await engine.info()
+        await engine.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+    assert not opened.exists()
+
+
 def test_a_lost_connection_fails_and_comes_back(
     server: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
