@@ -83,7 +83,7 @@ class ChildProcess:
         to its stderr goes to that of this process, without the secrets that this process knows. A
         command that can't be run ends with exit code 127. The command also gets the descriptors of
         `pass_fds`. Raises OSError if `folder` does not exist. With `own_folder` the folder is
-        removed when the command has ended; it may hold files only.
+        removed when the command has ended; its path must be absolute, and it may hold files only.
         """
         copied = None
         if stderr is None:

@@ -5,8 +5,9 @@
 LIFELINE is the reading end of a pipe whose other end only the parent holds, so the pipe ends even
 if the parent is killed. When the pipe or the command ends, this program kills every process that
 the command started. On Linux that includes processes that left its process group, because they
-become children of this program. Then it removes FOLDER with the files in it, unless that is empty
-text. It exits as the command did: with 128 plus the signal's number if a signal ended the command.
+become children of this program. Then it removes FOLDER, an absolute path, with the files in it,
+unless that is empty text. It exits as the command did: with 128 plus the signal's number if a
+signal ended the command.
 
 It imports only a little of the standard library, so that it starts in milliseconds.
 """

@@ -36,6 +36,23 @@ MaxSessions 0
 MaxStartups 100
 """
 CLIENT = """
+IgnoreUnknown Unknown
+Host jumped
+  HostName 127.0.0.1
+  ProxyJump hop
+Host hop
+  HostName 127.0.0.1
+  Port {port}
+  User {user}
+  # As the documentation tells users.
+  ControlMaster no
+  ControlPath none
+  StrictHostKeyChecking ask
+Host 127.0.0.1
+  # What would break the forward, and what another ssh does not know.
+  Unknown yes
+  ClearAllForwardings yes
+  ForkAfterAuthentication yes
 Host *
   IdentityFile {folder}/user
   IdentitiesOnly yes
@@ -62,7 +79,7 @@ class SshServer:
             self.port = int(probe.getsockname()[1])
         self.path.mkdir()
         self._write("server", SERVER.format(folder=folder, port=self.port))
-        self._write("client", CLIENT.format(folder=folder))
+        self._write("client", CLIENT.format(folder=folder, port=self.port, user=self.user))
         for name in ("host", "user"):
             self._run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name))
         key = (folder / "host.pub").read_text()
@@ -73,8 +90,9 @@ class SshServer:
         if os.geteuid() == 0:
             shutil.chown(folder / "host", USER)
 
-    def url(self, engine_socket: str) -> str:
-        return f"ssh://{self.user}@127.0.0.1:{self.port}{engine_socket}"
+    def url(self, engine_socket: str, host: str = "127.0.0.1") -> str:
+        """`jumped` is the same host behind a jump host, which is this host too."""
+        return f"ssh://{self.user}@{host}:{self.port}{engine_socket}"
 
     def forget(self) -> None:
         """Has the client know no server."""

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import InfrastructureError
+from headrace.services.processes.docker import ssh_forward
 from headrace.services.processes.docker.docker_engine import DockerEngine
 from tests import debian
 from tests.sandboxes.bench import bench
@@ -120,7 +121,44 @@ def test_many_outputs_share_one_connection(server: SshServer, tmp_path: Path, ou
     asyncio.run(asyncio.wait_for(main(), 2 * BOUND_S))
 
 
-def test_a_lost_connection_fails_and_comes_back(server: SshServer, tmp_path: Path) -> None:
+def test_a_host_behind_a_jump_host(server: SshServer, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with fake(tmp_path, INFO) as (_, near):
+            engine = DockerEngine(server.url(path_of(near.host), "jumped"))
+            assert (await engine.info())["Name"] == "x"
+            assert len(server.clients()) == 2
+            await engine.aclose()
+            assert not server.clients()
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+
+
+def test_nobody_is_asked_for_a_jump_host(
+    server: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its `ssh` would open a window to ask whether the key is right."""
+    window, opened = tmp_path / "window", tmp_path / "opened"
+    window.write_text(f"#!/bin/sh\ntouch {opened}\n")
+    window.chmod(0o755)
+    monkeypatch.setenv("DISPLAY", ":0")
+    monkeypatch.setenv("SSH_ASKPASS", str(window))
+    server.forget()
+
+    async def main() -> None:
+        engine = DockerEngine(server.url("/run/docker.sock", "jumped"))
+        with pytest.raises(InfrastructureError, match=r"Host key verification failed"):
+            await engine.info()
+        await engine.aclose()
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+    assert not opened.exists()
+
+
+def test_a_lost_connection_fails_and_comes_back(
+    server: SshServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
+
     async def main() -> None:
         async with fake(tmp_path, {**INFO, START: streams(WRITTEN, ends=False)}) as (_, near):
             engine = DockerEngine(server.url(path_of(near.host)))
@@ -169,7 +207,7 @@ def test_a_server_that_stands_still_is_noticed(server: SshServer, tmp_path: Path
 def test_what_the_server_refuses_is_told(server: SshServer, tmp_path: Path) -> None:
     async def main() -> None:
         missing = DockerEngine(server.url(str(tmp_path / "missing.sock")))
-        with pytest.raises(InfrastructureError, match=r"ssh says: .*open failed"):
+        with pytest.raises(InfrastructureError, match=r"ssh said meanwhile: .*open failed"):
             await missing.info()
         await missing.aclose()
         server.forget()

@@ -49,7 +49,8 @@ def failed(error: Exception, call: str, limit_s: float, said: str = "") -> Infra
         reason = reason.__cause__ or reason.__context__
     if broken is None:
         return InfrastructureError("engine_error", f"{call}: {error}")
-    why = f"ssh says: {said}" if said else f"{type(broken).__name__}: {broken}"
+    meanwhile = f" (ssh said meanwhile: {said})" if said else ""
+    why = f"{type(broken).__name__}: {broken}{meanwhile}"
     return InfrastructureError("engine_unreachable", f"{call}: {why}")
 
 

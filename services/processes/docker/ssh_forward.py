@@ -1,12 +1,15 @@
 """Reaches a Docker engine by SSH: one process `ssh` forwards the engine's socket for all calls.
 
-`ssh` reads the user's configuration, keys and agent, as it does for the command `docker`. It never
-asks: a key that needs a passphrase must be in the agent, and the host's key must be known.
+`ssh` reads the user's configuration, keys and agent, as it does for the command `docker`. It does
+not ask: a key that needs a passphrase must be in the agent, and the host's key must be known. The
+options of this module do not reach another `ssh` that it starts for a jump host.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import random
 import re
 import socket
 import tempfile
@@ -20,6 +23,7 @@ from headrace.services.base.redactor import REDACTOR
 from headrace.services.processes.child_process import ChildProcess
 
 SCHEME = "ssh://"
+MAX_PORT = (1 << 16) - 1
 ENGINE_SOCKET = "/var/run/docker.sock"
 """Where an engine listens, unless the address has another path."""
 OPTIONS = (
@@ -27,26 +31,36 @@ OPTIONS = (
     "ConnectTimeout=10",
     "ServerAliveInterval=5",
     "ServerAliveCountMax=3",
-    # A connection that other processes share would go on after this one.
+    # A connection that other processes share would go on after this one. A jump host's connection
+    # follows the user's configuration alone.
     "ControlMaster=no",
     "ControlPath=none",
     "StreamLocalBindMask=0177",
     # The forwards that the user has configured for this host don't matter here.
     "ExitOnForwardFailure=no",
+    "ClearAllForwardings=no",
+    # Older than OpenSSH 8.7, ssh does not know the next option. This one replaces the user's list
+    # of unknown options that are ignored, so it has all.
+    "IgnoreUnknown=*",
+    "ForkAfterAuthentication=no",
     "LogLevel=INFO",
 )
 """https://man.openbsd.org/ssh_config"""
+NEVER_ASK = {"SSH_ASKPASS_REQUIRE": "never"}
+"""Keeps also the `ssh` of a jump host from asking in a window. It has no terminal to ask at.
+OpenSSH knows this since 8.4."""
 START_S = 20.0
 """Seconds that ssh has to connect and to authenticate."""
 PAUSE_S = 3.0
-"""Seconds after a failed start in which ssh is not started again."""
+"""Seconds after a start, failed or not, in which ssh is not started again. It is up to twice as
+much, by chance: a server refuses some if many workers connect at the same time."""
 POLL_S = 0.02
 WORDS_S = 0.1
 """Seconds that ssh has to say why it closed a connection."""
 SOCKET_PATH_BYTES = 100
 """Longest path of a Unix socket, with some room: Linux has 107 bytes for it, macOS 103."""
 _ADDRESS = re.compile(
-    r"ssh://(?:(?P<user>[A-Za-z0-9_.][\w.+-]*)@)?"
+    r"(?i:ssh)://(?:(?P<user>[A-Za-z0-9_.][\w.+-]*)@)?"
     r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9_][\w.-]*))"
     r"(?::(?P<port>[0-9]{1,5}))?(?P<path>/[\w./@+-]*)?",
     re.ASCII,
@@ -73,18 +87,20 @@ class SshHost:
 
 def is_ssh(url: str) -> bool:
     """Returns whether an engine's address is reached by SSH."""
-    return url.startswith(SCHEME)
+    return url.lower().startswith(SCHEME)
 
 
 def read_ssh_address(url: str) -> SshHost:
     """Reads an address, as in DOCKER_HOST. Raises ValueError if it is not one of SSH."""
     found = _ADDRESS.fullmatch(url)
     if found is None:
-        shown = re.sub(r"(//[^/@:]*):[^/@]*@", r"\1:…@", url)
         raise ValueError(
-            f"{shown!r} is not ssh://USER@HOST:PORT/PATH. USER, PORT and PATH (of the engine's "
-            "socket) may be left out. It can't have a password: ssh uses the user's keys and agent"
+            "the address is not ssh://USER@HOST:PORT/PATH. USER, PORT and PATH (of the engine's "
+            "socket) may be left out. It can't have a password: ssh uses the user's keys and "
+            "agent. It is not shown here, since it may have one"
         )
+    if found["port"] and not 0 < int(found["port"]) <= MAX_PORT:
+        raise ValueError(f"{url!r} has the port {found['port']}, which must be 1 to {MAX_PORT}")
     path = (found["path"] or "").rstrip("/")
     name = found["address"] or found["name"]
     return SshHost(name, found["user"] or "", found["port"] or "", path or ENGINE_SOCKET)
@@ -102,9 +118,12 @@ class SshForward:
         self._child: ChildProcess | None = None
         self._reading: asyncio.Task[None] | None = None
         """Reads what ssh says, until it ends."""
+        self._ending: asyncio.Task[None] | None = None
+        """Ends ssh. It goes on if its caller is cancelled, and the next one waits for it."""
         self._said: deque[tuple[float, str]] = deque(maxlen=5)
         """The last lines that ssh wrote to its stderr, and when."""
-        self._failure, self._failed_at = "", 0.0
+        self._failure, self._next_start = "", 0.0
+        """Why the last start failed, and when the next may be."""
         self._starting = asyncio.Lock()
         self._closed = False
 
@@ -112,22 +131,26 @@ class SshForward:
         """Returns the path of a socket of this host that leads to the engine.
 
         If ssh doesn't run, it is started, and the path is a new one. Raises InfrastructureError
-        `engine_unreachable` if ssh can't connect.
+        `engine_unreachable` if ssh can't connect, or has just been started and ended again.
         """
         async with self._starting:
+            if self._closed:
+                raise _closed()
             # The guard removes the socket before it ends itself.
             if self._reading is not None and not self._reading.done() and self._path.exists():
                 return str(self._path)
             await self._end()
-            if self._failure and _time() < self._failed_at + PAUSE_S:
-                raise InfrastructureError("engine_unreachable", self._failure)
+            if _time() < self._next_start:
+                raise InfrastructureError("engine_unreachable", self._failure or self._ended())
             try:
                 await self._start()
             except BaseException as error:
-                await self._end()
+                # A cancelled start does not count: other callers may wait for one.
                 if isinstance(error, InfrastructureError):
-                    self._failure, self._failed_at = error.message, _time()
+                    self._pause(error.message)
+                await self._end()
                 raise
+            self._pause()
             return str(self._path)
 
     async def said_since(self, moment: float) -> str:
@@ -151,6 +174,7 @@ class SshForward:
         try:
             self._child = await ChildProcess.start(
                 self._host.command(*options, *forward),
+                {**os.environ, **NEVER_ASK},
                 folder=str(folder),
                 own_folder=True,
                 stderr=asyncio.subprocess.PIPE,
@@ -159,22 +183,37 @@ class SshForward:
             rmtree(folder, ignore_errors=True)
             raise
         self._reading = asyncio.create_task(self._read(self._child), name="what ssh says")
-        while not _connects(self._path):
+        while True:
             if self._closed:
-                raise InfrastructureError("engine_closed", "the worker is ending")
+                raise _closed()
+            if _connects(self._path):
+                return
             if self._reading.done():
                 raise self._not_connected(f"ssh ended with {await self._child.describe_end()}")
             if _time() > began + START_S:
                 raise self._not_connected(f"ssh has not connected in {START_S:g} s")
             await asyncio.sleep(POLL_S)
 
+    def _pause(self, failure: str = "") -> None:
+        self._failure = failure
+        self._next_start = _time() + PAUSE_S * random.uniform(1, 2)
+
+    def _words(self) -> str:
+        return "; ".join(line for _, line in self._said) or "it said nothing"
+
+    def _ended(self) -> str:
+        return (
+            f"ssh connected and soon ended ({self._words()}). A call that comes "
+            f"{2 * PAUSE_S:g} s after its start connects again"
+        )
+
     def _not_connected(self, what: str) -> InfrastructureError:
-        words = "; ".join(line for _, line in self._said) or "it said nothing"
-        command = " ".join(self._host.command("-o", "BatchMode=yes"))
+        tried = ("-N", "-o", "BatchMode=yes", "-o", "ControlPath=none")
+        command = " ".join(self._host.command(*tried))
         return InfrastructureError(
             "engine_unreachable",
-            f"{what} ({words}). This command must connect without a question, as the user of the "
-            f"worker: {command}",
+            f"{what} ({self._words()}). Try this command as the user of the worker. It must stay "
+            f"silent; end it with Ctrl-C: {command}",
         )
 
     async def _read(self, child: ChildProcess) -> None:
@@ -187,13 +226,31 @@ class SshForward:
                     self._said.append((_time(), REDACTOR.text(line.strip(), 500)))
 
     async def _end(self) -> None:
-        child, self._child = self._child, None
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait({self._reading})
-            self._reading = None
-        if child is not None:
+        if self._child is not None and self._reading is not None:
+            end = _close(self._child, self._reading, self._path.parent)
+            self._ending = asyncio.create_task(end, name="end of ssh")
+            self._child = self._reading = None
+        if self._ending is not None:
+            try:
+                await asyncio.shield(self._ending)
+            finally:
+                if self._ending.done():
+                    self._ending = None
+
+
+async def _close(child: ChildProcess, reading: asyncio.Task[None], folder: Path) -> None:
+    try:
+        reading.cancel()
+        await asyncio.wait({reading})
+    finally:
+        try:
             await child.aclose()
+        finally:
+            rmtree(folder, ignore_errors=True)  # It is left if the guard was killed.
+
+
+def _closed() -> InfrastructureError:
+    return InfrastructureError("engine_closed", "the worker is ending")
 
 
 def _time() -> float:

@@ -1,7 +1,8 @@
 """A program in the place of `ssh`, which does what the variable FAKE_SSH says.
 
-`forwards` forwards a socket as `ssh -N -L LOCAL:REMOTE` does, to a socket of this host. Any other
-text is what it complains of before it ends; `hangs` never gets so far.
+`forwards` forwards a socket as `ssh -N -L LOCAL:REMOTE` does, to a socket of this host, and `warns`
+does so after a warning. Any other text is what it complains of before it ends; `hangs` never gets
+so far.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ def main() -> None:
     does = Path(os.environ["FAKE_SSH"]).read_text()
     if does == "hangs":
         time.sleep(600)
-    if does != "forwards":
+    if does == "warns":
+        print("this server is slow", file=sys.stderr, flush=True)
+    elif does != "forwards":
         sys.exit(f"banner\n\n{does}")
     near, far = sys.argv[sys.argv.index("-L") + 1].split(":")
     assert sys.argv[-1] == FAR
+    assert os.environ["SSH_ASKPASS_REQUIRE"] == "never"
     asyncio.run(forward(near, far))
 
 

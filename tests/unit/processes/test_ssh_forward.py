@@ -21,7 +21,7 @@ from headrace.services.env.sandbox.sandbox import SandboxSettings
 from headrace.services.processes.docker import ssh_forward
 from headrace.services.processes.docker.docker_engine import DockerEngine
 from headrace.services.processes.docker.hardened import read_limits
-from headrace.services.processes.docker.ssh_forward import SshHost, read_ssh_address
+from headrace.services.processes.docker.ssh_forward import SshForward, SshHost, read_ssh_address
 from tests.unit.processes import fake_ssh
 from tests.unit.processes.docker_fake import (
     BOUND_S,
@@ -92,6 +92,7 @@ def ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeSsh]:
         ("ssh://far", SshHost("far", socket="/var/run/docker.sock")),
         ("ssh://far/", SshHost("far")),
         ("ssh://Me.1@Far-2.example.com:22", SshHost("Far-2.example.com", "Me.1", "22")),
+        ("SSH://far:65535", SshHost("far", port="65535")),
         ("ssh://me@[::1]:2222", SshHost("::1", "me", "2222")),
         ("ssh://far/run/user/1000/d.sock", SshHost("far", socket="/run/user/1000/d.sock")),
     ],
@@ -109,8 +110,31 @@ def test_an_address_names_the_host_and_the_socket(url: str, host: SshHost) -> No
     ],
 )  # fmt: skip
 def test_other_addresses_are_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="is not ssh://USER@HOST:PORT/PATH"):
+    with pytest.raises(ValueError, match="the address is not ssh://USER@HOST:PORT/PATH"):
         read_ssh_address(url)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999"])
+def test_a_port_that_does_not_exist_is_refused(port: str) -> None:
+    with pytest.raises(UsageError, match=f"DOCKER_HOST: .* has the port {port}, .* 1 to 65535"):
+        DockerEngine(f"ssh://far:{port}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ssh://me:secret@far", "SSH://me:secret@far", "ssh://me:se/cret@far", "ssh://me:se@cret@far",
+        "ssh://me:se?cret@far", "ssh://me@far?password=secret", "ssh://me@far/secret:x",
+        "ssh://me:secret/@far:1",
+    ],
+)  # fmt: skip
+def test_no_error_shows_a_password(url: str) -> None:
+    with pytest.raises(UsageError, match="can't have a password") as raised:
+        DockerEngine(url)
+    assert "cret" not in str(raised.value)
+    with pytest.raises(UsageError, match="can't have a password") as raised:
+        read_limits(SandboxSettings, {"image": "i", "hosts": [{"slots": 1, "url": url}]}, "o")
+    assert "cret" not in str(raised.value)
 
 
 def test_a_host_of_a_recipe_may_be_behind_ssh() -> None:
@@ -171,8 +195,11 @@ def on_ssh(
     asyncio.run(asyncio.wait_for(main(), BOUND_S))
 
 
-def test_a_command_whose_connection_is_lost_has_not_ended(ssh: FakeSsh, tmp_path: Path) -> None:
+def test_a_command_whose_connection_is_lost_has_not_ended(
+    ssh: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether ssh runs again by then or not: nobody takes the lost output for the command's end."""
+    monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
 
     async def test(made: FakeEngine, engine: DockerEngine) -> None:
         for reconnected in (False, True):
@@ -195,7 +222,7 @@ def test_an_engine_that_ssh_does_not_reach_says_why(ssh: FakeSsh, tmp_path: Path
     async def test(made: FakeEngine, engine: DockerEngine) -> None:
         with pytest.raises(
             InfrastructureError,
-            match=r"engine_unreachable: .*ssh says: .*connect failed: not there",
+            match=r"engine_unreachable: .*\(ssh said meanwhile: .*connect failed: not there\)",
         ):
             await engine.info()
 
@@ -206,18 +233,54 @@ def test_what_ssh_complains_of_is_told_and_it_is_not_started_again_at_once(
     ssh: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ssh.does("me@far: Permission denied (publickey).")
+    now = 100.0
+    monkeypatch.setattr(ssh_forward, "_time", lambda: now)
 
     async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        nonlocal now
         refused = await asyncio.gather(*(engine.info() for _ in range(9)), return_exceptions=True)
         assert {str(each) for each in refused} == {
             "engine_unreachable: ssh ended with exit code 1 (banner; me@far: Permission denied "
-            "(publickey).). This command must connect without a question, as the user of the "
-            "worker: ssh -o BatchMode=yes -- far"
+            "(publickey).). Try this command as the user of the worker. It must stay silent; end "
+            "it with Ctrl-C: ssh -N -o BatchMode=yes -o ControlPath=none -- far"
         }
         assert len(ssh.starts) == 1
         ssh.does("forwards")
-        monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
+        now += 2 * ssh_forward.PAUSE_S
         assert (await engine.info())["Name"] == "x"
+
+    on_ssh(ssh, tmp_path, test)
+
+
+def test_an_ssh_that_soon_ends_is_not_started_again_at_once(
+    ssh: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ssh.does("warns")
+    chances: list[tuple[float, float]] = []
+
+    def chance(least: float, most: float) -> float:
+        chances.append((least, most))
+        return most
+
+    monkeypatch.setattr("random.uniform", chance)
+    now = 100.0
+    monkeypatch.setattr(ssh_forward, "_time", lambda: now)
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        nonlocal now
+        assert (await engine.info())["Name"] == "x"
+        ssh.kill()
+        await until(lambda: not ssh.running() and not ssh.left())
+        ended = r"ssh connected and soon ended \(this server is slow\). A call that comes 6 s"
+        for later in (0.0, 3.0, 5.9):
+            now = 100.0 + later
+            with pytest.raises(InfrastructureError, match=ended):
+                await engine.info()
+        assert len(ssh.starts) == 1
+        now = 106.0
+        assert (await engine.info())["Name"] == "x"
+        assert len(ssh.starts) == 2
+        assert chances == [(1, 2)] * 2
 
     on_ssh(ssh, tmp_path, test)
 
@@ -226,6 +289,7 @@ def test_an_ssh_that_hangs_is_ended(
     ssh: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh_forward, "START_S", 1.0)
+    monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
     ssh.does("hangs")
 
     async def test(made: FakeEngine, engine: DockerEngine) -> None:
@@ -233,7 +297,6 @@ def test_an_ssh_that_hangs_is_ended(
             await engine.info()
         assert len(ssh.starts) == 1
         assert not ssh.running()
-        monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
         asking = asyncio.create_task(engine.info())
         await until(lambda: len(ssh.starts) == 2)
         began = time.monotonic()
@@ -244,6 +307,79 @@ def test_an_ssh_that_hangs_is_ended(
         assert not ssh.running()
 
     on_ssh(ssh, tmp_path, test)
+
+
+def test_a_cancelled_caller_leaves_no_ssh(
+    ssh: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it waits for, also if it is cancelled while it ends ssh."""
+    monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
+
+    async def cancel(turns: int) -> None:
+        before = descriptors()
+        forward = SshForward(SshHost("far", socket=str(tmp_path / "engine.sock")))
+        Path(await forward.require()).unlink()
+        asking = asyncio.create_task(forward.require())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})
+        assert asking.cancelled()
+        await forward.require()
+        assert len(ssh.running()) == 1
+        await forward.aclose()
+        assert not ssh.running()
+        assert not ssh.left()
+        await until(lambda: descriptors() == before)
+
+    async def main() -> None:
+        for turns in (1, 2, 3, 6):
+            await cancel(turns)
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+
+
+@pytest.mark.parametrize("turns", [0, 1, 2, 3, 5])
+def test_a_caller_who_is_cancelled_twice_leaves_no_ssh(
+    ssh: FakeSsh, tmp_path: Path, turns: int
+) -> None:
+    """The second time while it ends an ssh that hangs."""
+    ssh.does("hangs")
+
+    async def main() -> None:
+        before = descriptors()
+        forward = SshForward(SshHost("far"))
+        asking = asyncio.create_task(forward.require())
+        await until(lambda: len(ssh.starts) == 1)
+        asking.cancel()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking})
+        await forward.aclose()
+        assert not ssh.running()
+        assert not ssh.left()
+        await until(lambda: descriptors() == before)
+        with pytest.raises(InfrastructureError, match="engine_closed"):
+            await forward.require()
+        assert len(ssh.starts) == 1
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+
+
+def test_a_killed_guard_leaves_no_folder(ssh: FakeSsh, tmp_path: Path) -> None:
+    async def main() -> None:
+        forward = SshForward(SshHost("far"))
+        await forward.require()
+        guard = psutil.Process(int(ssh.starts[0][0])).parent()
+        assert guard is not None
+        guard.kill()
+        await until(lambda: not ssh.running())
+        assert ssh.left()
+        await forward.aclose()
+        assert not ssh.left()
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
 
 
 def test_no_ssh_is_an_error_with_its_name(
