@@ -2,8 +2,8 @@
 
 An engine reads new tokens one at a time, a trainer reads all together, and then kernels add up the
 same numbers in another order. In float32 the results differ by about 1e-7 of their size, which
-nobody notices. But if they are rounded to bfloat16, one of some thousand becomes another number,
-and each of these changes all layers and tokens after it. There are two causes:
+nobody notices. But if they are rounded to bfloat16, about one result in several thousand is rounded
+differently, and each of these changes all layers and tokens after it. There are two causes:
 
 - **Attention.** How its kernels divide the work depends on the number of queries. In bfloat16 they
   also round the probabilities. In float64 one of 10^12 results differs.
@@ -52,7 +52,7 @@ def wide_attention(
     # In parts, what was widened is still in the processor's cache when it is read.
     size = len(query) if wide == torch.float32 else max(1, PART * len(key) // max(1, key.numel()))
     found = []
-    for first in range(0, len(query), size):
+    for first in range(0, max(1, len(query)), max(1, size)):  # an empty batch is one part
         part = slice(first, first + size)
         masked = mask if mask is None or len(mask) == 1 else mask[part]
         some = (query[part].to(wide), key[part].to(wide), value[part].to(wide), masked)
@@ -65,27 +65,37 @@ AttentionInterface.register(WIDE_ATTENTION, wide_attention)
 AttentionMaskInterface.register(WIDE_ATTENTION, sdpa_mask)
 
 
-def round_evenly(model: Any) -> None:
+def round_evenly(model: Any, dtype: torch.dtype | None = None) -> None:
     """Makes the linear layers of a narrow model on a CPU compute few rows like many.
 
-    Call it once, when the model has its dtype and its adapters.
+    Call it when the model has its adapters. `dtype` is the one in which the layers compute. If it
+    is absent, that is the dtype of their weights. Layers that were changed before stay as they are.
+    Experts that hold the weights of several layers in one tensor are no linear layers.
     """
     layers: list[Any] = [one for one in model.modules() if isinstance(one, nn.Linear | Conv1D)]
     for layer in layers:
-        if _narrow_on_cpu(layer.weight):
+        changed = isinstance(layer.forward, partial) and layer.forward.func is _padded
+        if not changed and _narrow_on_cpu(layer.weight, dtype):
             least = max(2, SMALL // layer.weight.numel() + 1)
             layer.forward = partial(_padded, layer.forward, least)
 
 
-def _padded(forward: Callable[[Tensor], Tensor], least: int, inputs: Tensor) -> Tensor:
-    """Calls a linear layer, with rows of zeros if it has fewer than `least` rows."""
+def _padded(
+    forward: Callable[..., Tensor], least: int, /, *unnamed: Tensor, **named: Tensor
+) -> Tensor:
+    """Calls a linear layer, with rows of zeros if it has fewer than `least` rows.
+
+    Its only argument keeps its name: layers of torch and of transformers have different ones.
+    """
+    (inputs,) = (*unnamed, *named.values())
     *shape, width = inputs.shape
     count = math.prod(shape)
     if count == 0 or count >= least:
-        return forward(inputs)
+        return forward(*unnamed, **named)
     rows = nn.functional.pad(inputs.reshape(count, width), (0, 0, 0, least - count))
-    return forward(rows)[:count].view(*shape, -1)
+    result = forward(rows) if unnamed else forward(**dict.fromkeys(named, rows))
+    return result[:count].view(*shape, -1)
 
 
-def _narrow_on_cpu(tensor: Tensor) -> bool:
-    return tensor.dtype != torch.float32 and tensor.device.type == "cpu"
+def _narrow_on_cpu(tensor: Tensor, dtype: torch.dtype | None = None) -> bool:
+    return (dtype or tensor.dtype) != torch.float32 and tensor.device.type == "cpu"

@@ -65,7 +65,7 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "grpo": (f"{TRAINING}.loss=grpo",),
     "gspo": (f'{TRAINING}.loss={{"use": "gspo", "clip_low": 0.2, "clip_high": 0.2}}',),
     "cispo": (f"{TRAINING}.loss=cispo",),
-    "m2po": (f'{TRAINING}.loss={{"use":"m2po","threshold":0.3,"clip_low":0,"clip_high":0}}',),
+    "m2po": (f'{TRAINING}.loss={{"use": "m2po", "threshold": 0.3}}',),
     "behaviour_clip": (f"{TRAINING}.loss=tests.bench.losses:BehaviourClip",),
     "ppo": (
         f"policies.{POLICY}.groups.advantage=rewards",

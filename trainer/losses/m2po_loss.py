@@ -25,19 +25,22 @@ class M2poLoss(Loss):
         high = max(exp(t), 1 + clip_high)
         term = - min(r * A, clip(r, low, high) * A)
 
-    M2PO (arXiv 2510.01161), as in the code that its authors published, with their options. The
-    bound follows from the whole update, so it clips far fewer stale tokens than a fixed one if most
-    ratios are near 1. The paper words it as a mask of the tokens with the largest (log r)^2, in
-    whichever direction they move. That also takes away the gradient that leads back. `clip_low` and
-    `clip_high` are in the code only. Without them, t gets so small on very stale samples that
-    nearly every token is clipped.
+    M2PO (arXiv 2510.01161). Only tokens that move away are clipped, as in the code that its authors
+    published. The paper words it as a mask of the tokens with the largest (log r)^2, in whichever
+    direction they move. That also takes away the gradient that leads back. The bound follows from
+    the whole update, so it clips far fewer stale tokens than a fixed one if most ratios are near 1.
+    t^2 is never below `threshold`: with 0.04, no ratio between 0.82 and 1.22 is clipped.
+
+    Here t is the exact solution. The authors' code takes the largest |log r| below it, which can be
+    0. That code also has `clip_low` and `clip_high`. It proposes 0.3 and 0.5, but the scripts that
+    were published with it leave both off. Above 0, they give up the bound on the second moment.
     """
 
     threshold: float = Field(default=0.04, gt=0)
     """The largest second moment, in nats squared."""
-    clip_low: float = Field(default=0.3, ge=0, le=1)
+    clip_low: float = Field(default=0.0, ge=0, le=1)
     """Ratios between 1 - `clip_low` and 1 are never clipped, whatever the second moment."""
-    clip_high: float = Field(default=0.5, ge=0)
+    clip_high: float = Field(default=0.0, ge=0)
     """Ratios between 1 and 1 + `clip_high` are never clipped, whatever the second moment."""
 
     def prepare(self, update: MicroBatch, logprobs: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from headrace.errors import DependencyError, UsageError
+from headrace.services.models.even_rounding import round_evenly
 from headrace.trainer.ranks.shares import plan
 from headrace.trainer.sequences import Stopped, UnusableBatch
 
@@ -43,8 +44,9 @@ class Ranks:
         """Keeps 1 / `size` of each of the model's parameters in this process, on the device.
 
         The model has the same float32 weights in each rank. A layer is put together in `dtype`
-        when it computes, so on the numbers that are published. Gradients are added up over the
-        ranks in float32. Raises UsageError if transformers does not name the model's layers.
+        when it computes, so on the numbers that are published, and it rounds as in one process.
+        Gradients are added up over the ranks in float32. Raises UsageError if transformers does not
+        name the model's layers.
         """
         if not self.several:
             model.to(device)
@@ -69,6 +71,7 @@ class Ranks:
             # The weights of the tokens are those of the whole update, so the sum is the gradient.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+        round_evenly(model, dtype)
         self._sharded = [*chosen, model]
 
     def reshard(self) -> None:

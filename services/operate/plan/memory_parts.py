@@ -105,13 +105,21 @@ class TrainerMemory:
 
     @property
     def backward(self) -> int:
-        """What the backward pass of one layer needs: the gradients of the MLP's inner results and
-        of its largest weight, and with checkpointing all activations of the layer."""
+        """What the backward pass of one layer needs, with checkpointing all its activations, too.
+
+        In the MLP these are the gradients of its inner results and of its largest weight, and in
+        attention those of queries, keys, values and the result, in the dtype inside of attention.
+        If that is float64, these are there for one long sequence at a time (`wide_attention`).
+        """
         assert self.policy.training is not None, "only policies in training have a trainer"
         shape, width = self.shape, self._width
         weight = (width + 4) * shape.hidden * shape.inner if self.policy.lora is None else 0
         again = self.layer_activations if self.policy.training.activation_checkpointing else 0
-        return self.tokens * (again + width * 2 * (shape.inner + shape.hidden)) + weight
+        mlp = self.tokens * width * 2 * (shape.inner + shape.hidden) + weight
+        inside = self._inside_attention
+        at_once = longest_sequence(self.policy, shape) if inside == 8 else self.tokens
+        attention = at_once * inside * 2 * (shape.queries + shape.keys)
+        return self.tokens * again + max(mlp, attention)
 
     @property
     def layer_activations(self) -> int:

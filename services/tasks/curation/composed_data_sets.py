@@ -60,10 +60,10 @@ class Stage(DataSetPart):
 class Mixture(Settings):
     """Items of several data sets, drawn with weights.
 
-    Chance decides among the parts of which fewer items were drawn than their weights say, each with
-    the number of items that it lacks. So the shares are the weights, but for an item or two. A part
-    whose items are used up begins again. The id of an item is `PART/ITEM`. The order is the same in
-    every epoch.
+    Only parts behind their share can be drawn. The chance of each is proportional to what it lacks.
+    So no part is ever more than one item ahead of its share, and none is further behind than there
+    are other parts. A part whose items are used up begins again. The id of an item is `PART/ITEM`.
+    The order is the same in every epoch.
     """
 
     parts: tuple[MixedPart, ...] = Field(min_length=1)

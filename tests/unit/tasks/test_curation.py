@@ -378,6 +378,24 @@ def test_a_mixture_has_its_weights_and_is_the_same_each_time() -> None:
     assert found != [item.item_id for item in items_of("mixture", a_mixture(count=20_000, seed=1))]
 
 
+@pytest.mark.parametrize("weights", [[100, *[1] * 20], [1000, 1, 1, 1], [1] * 30], ids=str)
+def test_a_mixture_of_many_parts_has_its_weights_but_for_as_many_items(weights: list[int]) -> None:
+    parts = [
+        {"name": f"{number}", "use": "count", "options": {"items": 50}, "weight": weight}
+        for number, weight in enumerate(weights)
+    ]
+    drawn = [0] * len(weights)
+    items = items_of("mixture", {"parts": parts, "count": 5_000})
+    for number, item in enumerate(items, 1):
+        drawn[int(item.item_id.partition("/")[0])] += 1
+        ahead = [
+            have - number * weight / sum(weights)
+            for have, weight in zip(drawn, weights, strict=True)
+        ]
+        assert max(ahead) < 1 + 1e-6
+        assert min(ahead) > 1 - len(weights)
+
+
 def test_a_pass_over_a_mixture_has_every_item_of_each_part() -> None:
     found = [item.item_id for item in items_of("mixture", a_mixture())]
     assert set(found) == {f"a/{n}" for n in range(300)} | {f"b/{n}" for n in range(50)}

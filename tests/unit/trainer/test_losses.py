@@ -190,27 +190,38 @@ def test_m2po_clips_what_moves_away_until_the_second_moment_of_the_update_is_low
     clipped = away & (np.abs(log_ratio) > low)
     assert 0 < clipped.sum() < away.sum()
 
-    loss = M2poLoss(clip_low=0.0, clip_high=0.0)
-    value, gradient = evaluate(loss, update, new, new)
+    value, gradient = evaluate(M2poLoss(), update, new, new)
 
     ratio = np.where(clipped, np.exp(np.sign(log_ratio) * low), np.exp(log_ratio))
     assert value == pytest.approx(-(ratio * advantages).mean(), rel=1e-6)
     assert (gradient == 0).numpy().tolist() == clipped.tolist()
 
 
-def test_m2po_never_clips_ratios_near_1() -> None:
-    """With the options of its authors' code: between 0.7 and 1.5, however small the moment."""
+def test_m2po_never_clips_ratios_within_its_options() -> None:
+    """Here between 0.7 and 1.5, however small the moment."""
     update, new = update_of([5, 30, 12], seed=3, lag=0.4)
     behaviour = np.concatenate([one.behaviour for one in update.sequences]).astype(np.float64)
     advantages = np.concatenate([one.advantages for one in update.sequences]).astype(np.float64)
 
-    value, gradient = evaluate(M2poLoss(threshold=1e-6), update, new, new)
+    loss = M2poLoss(threshold=1e-6, clip_low=0.3, clip_high=0.5)
+    value, gradient = evaluate(loss, update, new, new)
 
     ratio = np.exp(new - behaviour)
     assert value == pytest.approx(clip(ratio, advantages, 0.3, 0.5).mean(), rel=1e-6)
     clipped = ((ratio > 1.5) & (advantages > 0)) | ((ratio < 0.7) & (advantages < 0))
     assert 0 < clipped.sum() < ((new - behaviour) * advantages > 0).sum()
     assert (gradient == 0).numpy().tolist() == clipped.tolist()
+
+
+@pytest.mark.parametrize("lag", [0.5, 5.0, 50.0])
+def test_m2po_never_clips_below_the_root_of_its_threshold(lag: float) -> None:
+    update, new = update_of([5, 30, 12], seed=3, lag=lag)
+    behaviour = np.concatenate([one.behaviour for one in update.sequences]).astype(np.float64)
+    new[::4] = behaviour[::4] + 0.199 * np.sign(new[::4] - behaviour[::4])
+    _, gradient = evaluate(M2poLoss(), update, new, new)
+    near = np.abs(new - behaviour) < 0.2
+    assert gradient.numpy()[near].all()
+    assert (gradient == 0).any()
 
 
 def test_m2po_clips_nothing_if_the_second_moment_is_low() -> None:

@@ -29,6 +29,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "qwen": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 256,
              "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 4,
              "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 4000},
+    "attentive": {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2,
+                  "num_attention_heads": 16, "num_key_value_heads": 16, "head_dim": 64},
 }  # fmt: skip
 """Keys of `config.json`."""
 
@@ -72,6 +74,8 @@ CASES = [
     ("qwen", {}),
     ("qwen", {"dtype": "bfloat16", "training": {"kl_coefficient": 0.1}}),
     ("qwen", {"lora": {"rank": 8}, "training": {"activation_checkpointing": True}}),
+    ("attentive", {"dtype": "bfloat16"}),
+    ("attentive", {"dtype": "bfloat16", "length": 512, "training": {"max_tokens": 512}}),
 ]
 
 
@@ -81,10 +85,13 @@ def test_a_plan_is_right_within_fifteen_percent(
     tmp_path: Path, size: str, changes: dict[str, Any]
 ) -> None:
     folder = made(tmp_path, size)
+    length = changes.get("length", 128)
+    changes = {key: value for key, value in changes.items() if key != "length"}
     training = {"device": "cpu", "max_tokens": 1024, **changes.get("training", {})}
     policy = Policy.model_validate({"model": str(folder), **changes, "training": training})
     one = Learner(folder, policy)
-    update = UpdateBatch(sequences(16, 128))  # two micro-batches, so that gradients add up
+    count = 2 * training["max_tokens"] // length  # two micro-batches, so that gradients add up
+    update = UpdateBatch(sequences(count, length))
     one.train([update])
     with TrackedMemory(tensors_of(one)) as tracked:
         one.train([update])
@@ -112,6 +119,31 @@ def test_parameters_are_counted(tmp_path: Path, size: str) -> None:
     training = {"device": "cpu"}
     one = Learner(folder, Policy.model_validate({"model": str(folder), "training": training}))
     assert read_shape(folder).parameters == sum(p.numel() for p in one._model.parameters())
+
+
+def test_the_gradients_inside_attention_may_be_larger_than_those_of_the_mlp(tmp_path: Path) -> None:
+    """As with the shapes of Llama 3 8B on a CPU, where they are float64."""
+    large = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+             "num_attention_heads": 32, "num_key_value_heads": 8}  # fmt: skip
+    folder = made(tmp_path, "small")
+    (folder / "config.json").write_text(json.dumps(LLAMA | large))
+    backward = {}
+    for dtype in ("float32", "bfloat16"):
+        policy = Policy.model_validate(
+            {
+                "model": str(folder),
+                "dtype": dtype,
+                "lora": {"rank": 8},
+                "training": {"max_tokens": 1},
+            }
+        )
+        memory = TrainerMemory(policy, read_shape(folder), on_gpu=False)
+        assert memory.tokens == 2048, "one sequence of the whole context"
+        backward[dtype] = memory.backward / memory.tokens
+    assert backward == {
+        "float32": 4 * 2 * (14336 + 4096),
+        "bfloat16": 8 * (2 * 4096 + 2 * 1024),
+    }
 
 
 def test_the_planner_knows_how_many_logits_there_are_at_once() -> None:
