@@ -1,4 +1,4 @@
-"""Both policies of the shipped workflow `solver-verifier` learn, with every seed, without Kafka.
+"""Both policies of the shipped workflow `solver-verifier` learn, with several seeds, without Kafka.
 
 The recipe's own agent, environment, engines, groups and trainers are used.
 """
