@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from headrace.trainer.ranks.ranks import Ranks
 WIDTH = 64
 LAYERS: dict[str, Any] = {
     "input": lambda: nn.Linear(WIDTH, WIDTH, bias=False),
-    "x": lambda: Conv1D(WIDTH, WIDTH),
+    "x": lambda: cast("Any", Conv1D)(WIDTH, WIDTH),
 }
 """Kinds of layers, by the name of their argument."""
 
@@ -100,7 +100,7 @@ def test_a_sharded_model_is_changed_for_the_dtype_in_which_it_computes(
 ) -> None:
     monkeypatch.setattr(Ranks, "several", True)
     torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        "gloo", store=cast("Any", torch.distributed).HashStore(), rank=0, world_size=1
     )
     try:
         for dtype, rows in ((torch.bfloat16, [2]), (torch.float32, [1])):
