@@ -32,6 +32,8 @@ CHANGES = (
 KILLED_AT = 40
 """The versions before the kill. By then the lockstep loop has a mean reward of 0.4."""
 STEP = 20
+GONE_S = 10.0
+"""A bound for the end of a process that was killed."""
 RUN_S = 1_200.0
 """A bound for a busy machine; on a quiet one the run takes some minutes."""
 
@@ -55,8 +57,11 @@ def test_a_critic_learns_through_kafka_and_comes_back_from_its_checkpoint(
             await run.says("running")
             async with harness.watching(local_stack.bootstrap_servers, topics) as watch:
                 await watch.count("policies", 1 + KILLED_AT, RUN_S)
+                trainer = harness.child_of(tmp_path, "trainer")
+                trainer.kill()
+                trainer.wait(GONE_S)
+                # What is recorded later is its successor's, which needs seconds to start.
                 killed = time.time()
-                harness.child_of(tmp_path, "trainer").kill()
             assert await run.ends(RUN_S) == 0, run.said
         print(f"the run took {time.time() - began:.0f} s")
         report = await check_namespace(place)
