@@ -6,7 +6,7 @@ import gc
 import os
 import uuid
 from asyncio.base_subprocess import BaseSubprocessTransport
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from headrace.errors import HeadraceError
 from headrace.infra import local
 
-STACK = "stack"
-DISTRIBUTED = "PYTEST_XDIST_WORKER" in os.environ
-SESSION_PID = os.getppid() if DISTRIBUTED else os.getpid()
 
 # By default each of several processes has a torch thread for each core. They would wait for each
 # other in busy loops: a test took seven times the processor time.
@@ -60,28 +56,14 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.fixture(scope="session")
-def local_stack(tmp_path_factory: pytest.TempPathFactory) -> local.LocalStack:
-    """A real Kafka and a real registry on free ports, which all processes of the session use.
+def local_stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[local.LocalStack]:
+    """A real Kafka and a real registry on free ports. They end with the session, killed or not.
 
-    They end with the session, killed or not.
+    Each process that runs tests has its own: commands without `--namespace` take the newest run.
     """
-    folder = tmp_path_factory.getbasetemp()
-    if DISTRIBUTED:
-        folder = folder.parent
-    return local.up(folder / STACK, kafka_port=0, registry_port=0, owner_pid=SESSION_PID)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Ends the stack that the session's processes shared, and removes its data."""
-    folders: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]
-    state = folders.getbasetemp() / STACK
-    if DISTRIBUTED or not state.exists():
-        return
-    try:
-        local.down(state, wipe=True)
-    except HeadraceError as error:  # What failed in the tests must still be reported.
-        print(f"\nerror: {error}")
-        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+    state = tmp_path_factory.mktemp("stack")
+    yield local.up(state, kafka_port=0, registry_port=0, owner_pid=os.getpid())
+    local.down(state, wipe=True)
 
 
 @pytest.fixture(scope="session")
