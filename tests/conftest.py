@@ -16,7 +16,6 @@ from hypothesis import settings
 
 from headrace.infra import local
 
-
 # By default each of several processes has a torch thread for each core. They would wait for each
 # other in busy loops: a test took seven times the processor time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
