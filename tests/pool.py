@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from concurrent.futures import ProcessPoolExecutor
@@ -15,6 +16,7 @@ def processes(jobs: int) -> ProcessPoolExecutor:
 
 
 def _follow_parent() -> None:
+    gc.freeze()  # what is imported is no garbage
     parent = parent_process()
     assert parent is not None
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from headrace.infra.local.detached import locked
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-PACKAGES = ("chromium", "fonts-dejavu-core")
+NAMES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+# The headless shell has the pages' engine without the browser around it, which costs CPU time.
+PACKAGES = ("chromium-headless-shell", "fonts-dejavu-core")
 UNPACK_S = 300.0
 # Without the flags about the network it looks for updates, which a closed network refuses.
 FLAGS = (
@@ -65,7 +66,7 @@ def find_chromium(shared: Path) -> Chromium:
         *(each for path in libraries for each in path.iterdir() if each.is_dir()),
     ]
     return Chromium(
-        shared / "usr/lib/chromium/chromium",
+        shared / "usr/lib/chromium/chromium-headless-shell",
         {
             "LD_LIBRARY_PATH": os.pathsep.join(map(str, folders)),
             "FONTCONFIG_FILE": str(shared / "fonts.conf"),

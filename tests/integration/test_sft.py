@@ -97,6 +97,7 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_continues(tmp_pa
     assert not Path(f"{made}.checkpoints").exists()
 
 
+@pytest.mark.long
 @pytest.mark.stack
 def test_recorded_episodes_are_learned_by_their_ids(
     exported: dict[str, str], tmp_path: Path

@@ -65,6 +65,8 @@ while True:
         except OSError:
             continue
 """
+RACE = "the command itself stops what should end it"
+"""It may fail: a kill that begins and ends between two of its looks is not stopped."""
 STOPPERS: dict[str, str] = {
     "one stops the next command and ends": (
         "kill -9 $PPID; exec python3 -I -c " + shlex.quote(f"{DAEMON}{NEWCOMER}        os._exit(0)")
@@ -73,7 +75,7 @@ STOPPERS: dict[str, str] = {
         "kill -15 $PPID; exec python3 -I -c "
         + shlex.quote(f"{DAEMON}{NEWCOMER}        os._exit(0)")
     ),
-    "the command itself stops what should end it": (
+    RACE: (
         "exec python3 -I -c "
         + shlex.quote(
             f"import os, signal\n{DAEMON.partition('me = ')[2].partition(chr(10))[2]}{NEWCOMER}"

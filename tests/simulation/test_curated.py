@@ -16,6 +16,7 @@ from tests.simulation.data_algorithms import CURATED, LEAGUE, with_data
 from tests.simulation.scenario import Scenario, calm, draw_only
 from tests.simulation.simulate import simulate
 
+SEEDS = (0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3)))
 KILLS = ("kill", "source", "item-statistics", "assemble-groups", "repeat", "aimed")
 
 
@@ -61,13 +62,13 @@ def test_a_curriculum_goes_through_its_stages() -> None:
     assert list(dict.fromkeys(found)) == ["one", "two", "three"]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_choices_come_through_kills(seed: int) -> None:
     facts = facts_of(seed, draw_only(seed, (*KILLS, CURATED)))
     assert facts.events(ItemMeasured)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_opponents_come_through_kills(seed: int) -> None:
     facts = facts_of(seed, draw_only(seed, ("kill", "source", "trainer", "inference", LEAGUE)))
     pinned = {use.version for one in facts.tasks.values() for use in one.event.roles.values()}

@@ -53,7 +53,9 @@ def test_every_second_version_is_evaluated_as_it_was() -> None:
     assert samplings == {0.0}
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
+)
 def test_evaluations_come_through_kills(seed: int) -> None:
     facts = facts_of(seed, evaluating(draw_only(seed, KILLS)))
     starts = [one for one in facts.events(EpisodeStarted) if one.submitted.purpose == "evaluate"]

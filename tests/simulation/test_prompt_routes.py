@@ -50,7 +50,7 @@ def test_twelve_workers_all_work() -> None:
     assert min(result.shares().values()) > 0.9 / 12
 
 
-@pytest.mark.parametrize("live", [300, 600])
+@pytest.mark.parametrize("live", [300, pytest.param(600, marks=pytest.mark.long)])
 def test_a_new_worker_contributes_at_once(live: int) -> None:
     results = [Simulation(Pool(live=live, joins_s=300.0, seed=seed)).run() for seed in range(3)]
     fastest_s = 0.02 * 20

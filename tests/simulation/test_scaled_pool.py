@@ -22,7 +22,7 @@ def hill(now_s: float) -> float:
 
 
 @pytest.mark.parametrize("episode_s", [grows, hill])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_scaled_pool_needs_fewer_worker_hours(episode_s: object, seed: int) -> None:
     assert callable(episode_s)
     scaled = Simulation(Load(episode_s, scaled=(2, 16), seed=seed)).run()

@@ -27,11 +27,11 @@ class CacheTarget:
     """For decoding: the number of positions that the step attends to."""
 
 
-class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's keys and values, [rows, heads, length, dim]."""
 
     def __init__(self, target: CacheTarget) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._target = target
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

@@ -158,7 +158,7 @@ def test_workers_take_turns_if_there_are_fewer_units_than_workers() -> None:
     assert len(had) >= 6
 
 
-@pytest.mark.parametrize(("workers", "units", "call_s"), [(100, 100, 30.0), (100, 40, 3.0)])
+@pytest.mark.parametrize(("workers", "units", "call_s"), [(50, 50, 30.0), (50, 20, 3.0)])
 @pytest.mark.slow
 def test_no_worker_starves_if_calls_are_long(workers: int, units: int, call_s: float) -> None:
     limit = DividedLimit(IN_FLIGHT, Limit(units))

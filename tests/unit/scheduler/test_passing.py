@@ -236,7 +236,7 @@ def all_of_the_limit(
     ],
     ids=["nobody waits in line", "tasks that pass keep nothing free"],
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_a_rule_a_large_task_waits_for_ever(
     owner: type, rule: str, without: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,7 +98,7 @@ def a_folder(folder: Path, **config: Any) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_rank_reads_its_shard_alone(tmp_path: Path) -> None:
     """With tied embeddings the whole model is loaded first, and learns the same."""
     orders = Orders(tmp_path)
