@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,6 +12,7 @@ from headrace.services.agent.memory.shared_starts import MOST_SHARED, SharedStar
 from tests.unit.schemas.test_codec import models
 
 
+@pytest.mark.slow
 @given(events=st.lists(models(EpisodeStarted), max_size=3))
 def test_a_start_stays_equal_and_is_encoded_as_before(events: list[EpisodeStarted]) -> None:
     codec, shared = Codec(), SharedStarts()

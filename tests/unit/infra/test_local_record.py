@@ -36,6 +36,7 @@ stacks = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(stacks)
 def test_stack_survives_its_file(stack: record.Stack) -> None:
     with TemporaryDirectory() as folder:

@@ -138,6 +138,7 @@ FORGERIES: tuple[Callable[[Scene, Event], Outgoing], ...] = (
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([None, *FORGERIES]), max_size=12))
 def test_a_key_is_proved_for_exactly_what_it_has_signed(
     history: list[Callable[[Scene, Event], Outgoing] | None],
@@ -220,6 +221,7 @@ def test_tenants_without_keys_need_none_unless_the_recipe_requires_them() -> Non
     assert required.refusal("open", public_text(OPERATOR)) == ""
 
 
+@pytest.mark.slow
 @given(st.permutations(range(5)), st.data())
 def test_only_operators_change_limits_and_no_older_change_comes_back(
     times: list[int], data: st.DataObject

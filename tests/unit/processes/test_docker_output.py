@@ -176,6 +176,7 @@ def test_a_connection_that_breaks_amid_a_command_is_infrastructure(tmp_path: Pat
     on(tmp_path, {START: breaks}, test, tcp=True)
 
 
+@pytest.mark.slow
 def test_hundreds_of_commands_are_open_at_once_and_leave_nothing(tmp_path: Path) -> None:
     async def test(made: FakeEngine, engine: DockerEngine) -> None:
         begun = 0

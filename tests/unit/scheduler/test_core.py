@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -343,6 +344,7 @@ def test_samples_have_seeds_of_their_own() -> None:
     assert len(set(seeds)) == 8
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(st.data())
 def test_a_successor_knows_what_its_predecessor_knew(data: st.DataObject) -> None:

@@ -177,6 +177,7 @@ def test_any_bytes_give_an_event_or_a_decode_error(
     _event_or_decode_error(event_type, value)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_damaged_events_give_an_event_or_a_decode_error(data: st.DataObject) -> None:

@@ -203,6 +203,7 @@ CHANGES = {
 """Rules of the pool, each with a text of the code and what replaces it without the rule."""
 
 
+@pytest.mark.slow
 def test_any_run_keeps_the_rules_and_a_successor_makes_the_same() -> None:
     for seed in range(150):
         check_a_run(Random(seed))

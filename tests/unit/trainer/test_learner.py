@@ -508,6 +508,7 @@ def test_small_updates_add_up_in_a_bfloat16_model() -> None:
         assert torch.equal(tensor, model[name])
 
 
+@pytest.mark.slow
 def test_a_bfloat16_models_gradients_are_added_up_in_float32() -> None:
     """Over many micro-batches, the gradient is that of one float32 model to bfloat16's rounding."""
 

@@ -88,6 +88,7 @@ def a_history(draw: st.DrawFn) -> tuple[list[GroupClosed], list[str]]:
     return groups, draw(st.lists(step, max_size=60))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(history=a_history(), order=st.sampled_from(["edf", "fifo"]), prefetch=st.integers(0, 3))
 def test_every_batch_is_made_again(
