@@ -82,7 +82,7 @@ class Learner:
         self._parameters = list(self._masters.by_name.values())
         self._reference = (
             Reference(self._masters.in_model, self.weights(), ranks)
-            if self._settings.kl_coefficient > 0
+            if self._settings.kl_coefficient > 0 or self._loss.needs_reference
             else None
         )
         self._optimizer = torch.optim.AdamW(

@@ -57,7 +57,7 @@ class UpdatePlan:
         """[T] float32: logprobs at the batch's start. None if the new ones are those."""
         self._noted = torch.zeros_like(self.weights)
         self.reference: Tensor | None = None
-        """[T] float32: logprobs by version 0, if the recipe has a `kl_coefficient`."""
+        """[T] float32: logprobs by version 0, if the learner has a reference."""
         self.values: Tensor | None = None
         """[T] float32: the critic's values at the batch's start. None without a critic."""
         self.returns: Tensor | None = None

@@ -25,8 +25,10 @@ from headrace.schemas.recipe.tables import (
 )
 from headrace.schemas.untrusted.public_keys import PublicKeys
 
-REWARD_LOSSES = ("grpo", "dr_grpo", "gspo", "cispo", "icepop", "m2po", "reinforce")
+REWARD_LOSSES = ("grpo", "dr_grpo", "gspo", "cispo", "icepop", "m2po", "dpo", "reinforce")
 """The built-in losses that learn from rewards alone."""
+DPO = "dpo"
+"""The built-in loss that compares with version 0, whatever the `kl_coefficient`."""
 DISTILL = "distill"
 """The built-in loss that learns from a teacher."""
 
@@ -77,8 +79,9 @@ class Training(Settings):
     `headrace run` starts no trainer for it. Of the other keys here, only `teacher`, `teacher_s`,
     `max_skipped` and `full_every` may be set."""
     loss: Choice = "grpo"
-    """The loss: `grpo`, `dr_grpo`, `gspo`, `cispo`, `icepop`, `m2po`, `reinforce`, `distill`, or an
-    import path. With options it is a table, `{ use = "grpo", clip_high = 0.28 }`."""
+    """The loss: `grpo`, `dr_grpo`, `gspo`, `cispo`, `icepop`, `m2po`, `dpo`, `reinforce`,
+    `distill`, or an import path. With options it is a table, such as
+    `{ use = "grpo", clip_high = 0.28 }`."""
     teacher: str | None = None
     """Key of `policies`: a policy with `training = false` and the same tokenizer. When a training
     episode has ended, it is asked for its logprobs of the tokens that this policy sampled. They are
@@ -195,6 +198,12 @@ class Training(Settings):
                 "constant: remove them, or set `schedule`"
             )
         return self
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the trainer keeps version 0 to compare with. Losses of your own may ask for it,
+        too."""
+        return self.kl_coefficient > 0 or use_and_options(self.loss)[0] == DPO
 
 
 _OPTIONS_OF_GRPO = {"clip_low": 0.2, "clip_high": 0.2, "importance_cap": 2.0}

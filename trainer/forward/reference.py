@@ -75,7 +75,7 @@ class Reference:
         recorded = tensors.get(DIGEST)
         if recorded is not None and not torch.equal(self._digest, recorded):
             raise UsageError(
-                "the model has other weights than when the run started, and "
-                "training.kl_coefficient holds the policy near those of the start. Restore the "
-                "model folder that the run started with, or start a new namespace"
+                "the model has other weights than when the run started, and training compares "
+                "the policy with those of the start (training.kl_coefficient, or its loss). "
+                "Restore the model folder that the run started with, or start a new namespace"
             )

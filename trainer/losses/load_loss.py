@@ -22,6 +22,7 @@ LOSSES = {
     "cispo": f"{_HERE}.cispo_loss:CispoLoss",
     "icepop": f"{_HERE}.icepop_loss:IcepopLoss",
     "m2po": f"{_HERE}.m2po_loss:M2poLoss",
+    "dpo": f"{_HERE}.dpo_loss:DpoLoss",
     "distill": f"{_HERE}.distill_loss:DistillLoss",
     "reinforce": f"{_HERE}.reinforce_loss:ReinforceLoss",
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class MicroBatch:
     uses: Tensor
     """[N] int64: in how many earlier batches the token's sample was. 0 means fresh."""
     reference: Tensor | None = None
-    """Logprobs by version 0; None unless the recipe has a `kl_coefficient`."""
+    """Logprobs by version 0; None unless the recipe has a `kl_coefficient` or the loss needs it."""
     teacher: Tensor | None = None
     """Logprobs by the policy's teacher; None unless the recipe has one."""
     state: Any = None
@@ -75,6 +75,9 @@ class Loss(Settings):
     A subclass implements `terms`, and `prepare` if it needs a look at the whole update first.
     """
 
+    needs_reference: ClassVar[bool] = False
+    """Whether `MicroBatch.reference` must be there, also without a `kl_coefficient`. It costs a
+    forward pass and, without an adapter, memory for a second copy of the weights."""
     reduction: Reduction = "token"
     """How the terms of the tokens become one number. `token`: their mean over all tokens of the
     update (DAPO, arXiv 2503.14476). `sequence`: the mean over samples of each sample's mean (GRPO

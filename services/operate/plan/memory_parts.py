@@ -83,9 +83,9 @@ class TrainerMemory:
 
     @property
     def reference(self) -> int:
-        """Version 0 of what learns, if the recipe has a KL divergence (`Reference`)."""
+        """Version 0 of what learns, if a KL divergence or `dpo` compares with it (`Reference`)."""
         training = self.policy.training
-        used = training is not None and training.kl_coefficient > 0
+        used = training is not None and training.has_reference
         width = 4 if self.ranks > 1 else self._width  # Shards are float32 themselves.
         return width * self.learning // self.ranks if used else 0
 

@@ -251,6 +251,18 @@ def test_gradients_do_not_depend_on_micro_batches(choice: str, reduction: str) -
     assert found[2] == pytest.approx(found[0], rel=1e-3)
 
 
+def test_dpo_compares_with_version_0_without_a_kl_divergence() -> None:
+    one = learner(loss="dpo", max_tokens=20)
+    group = [
+        replace(sequence(seed, 4), sample=seed, advantages=np.full(4, better, dtype=np.float32))
+        for seed, better in enumerate([1.0, -1.0, 1.0, -1.0])
+    ]
+    losses = [one.train([update(*group)])["loss"] for _ in range(40)]
+
+    assert losses[0] == pytest.approx(np.log(2), rel=1e-5)  # version 0 against itself
+    assert losses[-1] < 0.9 * losses[0]
+
+
 def test_the_second_update_of_m2po_is_prepared_with_the_weights_of_the_first() -> None:
     seen: list[torch.Tensor] = []
 

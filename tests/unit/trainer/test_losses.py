@@ -28,6 +28,8 @@ from headrace.trainer.update_plan import UpdatePlan
 
 CPU = torch.device("cpu")
 Floats = NDArray[np.float64]
+REFERENCE = -0.1
+"""By how many nats version 0 finds each token likelier than the weights before the update do."""
 
 
 def update_of(lengths: list[int], seed: int, lag: float = 0.3) -> tuple[UpdateBatch, Floats]:
@@ -72,6 +74,7 @@ def evaluate(
     plan = UpdatePlan(update, micro_batches or [list(range(count))], loss, CPU)
     plan._all = replace(plan._all, behaviour=plan._all.behaviour.double())
     plan.proximal = torch.from_numpy(proximal)
+    plan.reference = torch.from_numpy(REFERENCE + proximal) if loss.needs_reference else None
     logprobs = torch.from_numpy(new)
     everything = torch.arange(len(new))
     prepared = loss.prepare(plan.tokens(everything, logprobs), logprobs) if loss.prepares else None
@@ -174,6 +177,50 @@ def test_each_loss_is_its_formula_in_numpy(
 
     expected = reduced(terms, reduction or default, 1024 if reduction is None else 50)
     assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+def numpy_dpo(update: UpdateBatch, proximal: Floats, new: Floats, beta: float) -> tuple[Any, Any]:
+    """The loss, and its gradient by the logprob of each sample, pair after pair."""
+    ends = np.cumsum([len(one.behaviour) for one in update.sequences])[:-1]
+    gains = np.array([part.sum() for part in np.split(new - (REFERENCE + proximal), ends)])
+    means = [one.advantages.mean() for one in update.sequences]
+    value, gradient = 0.0, np.zeros(len(gains))
+    for group in {one.group for one in update.sequences}:
+        members = [one.sample for one in update.sequences if one.group == group]
+        pairs = [(w, i) for w in members for i in members if means[w] > means[i]]
+        for won, lost in pairs:
+            share = len(members) / len(gains) / len(pairs)
+            margin = beta * (gains[won] - gains[lost])
+            value += share * np.log1p(np.exp(-margin))
+            gradient[won] -= share * beta / (1 + np.exp(margin))
+            gradient[lost] += share * beta / (1 + np.exp(margin))
+    return value, gradient
+
+
+@settings(max_examples=50)
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=9),
+    groups=st.lists(st.integers(0, 3), min_size=9, max_size=9),
+    seed=st.integers(0, 99),
+)
+def test_dpo_prefers_the_better_sample_of_each_pair(
+    lengths: list[int], groups: list[int], seed: int
+) -> None:
+    update, proximal = update_of(lengths, seed)
+    numbered = zip(update.sequences, groups, strict=False)
+    update = replace(update, sequences=[replace(one, group=group) for one, group in numbered])
+    new = proximal + np.random.default_rng(seed).normal(size=len(proximal))
+
+    value, gradient = evaluate(load_loss({"use": "dpo", "beta": 0.3}), update, proximal, new)
+
+    expected, by_sample = numpy_dpo(update, proximal, new, 0.3)
+    assert value == pytest.approx(expected, rel=1e-6, abs=1e-9)
+    assert gradient.numpy() == pytest.approx(np.repeat(by_sample, lengths), rel=1e-6, abs=1e-9)
+
+
+def test_dpo_refuses_a_reduction_that_would_not_be_dpo() -> None:
+    with pytest.raises(UsageError, match="leave the option `reduction` out"):
+        load_loss({"use": "dpo", "reduction": "token"})
 
 
 def test_m2po_clips_what_moves_away_until_the_second_moment_of_the_update_is_low() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -59,6 +60,48 @@ def test_loss_and_gradient_are_those_of_trl(
 
     assert mine == pytest.approx(value, rel=1e-6, abs=1e-7)
     torch.testing.assert_close(own, gradient[torch.from_numpy(mask)], rtol=1e-5, atol=1e-7)
+
+
+def test_dpo_is_that_of_trl(tmp_path: Path) -> None:
+    """TRL gets chosen answers first: rows 0 and 1 are chosen over rows 2 and 3."""
+    import trl
+    from datasets import Dataset
+
+    random = np.random.default_rng(0)
+    shape = (len(LENGTHS), LONGEST)
+    reference = (-(3 * random.random(shape)) - 0.1).astype(np.float32)
+    new = reference + 0.3 * random.normal(size=shape).astype(np.float32)
+    mask = np.arange(LONGEST) < np.array(LENGTHS)[:, None]
+    config = trl.DPOConfig(
+        output_dir=str(tmp_path), use_cpu=True, bf16=False, report_to="none", beta=KL
+    )
+    trainer: Any = trl.DPOTrainer(
+        model=model_with_weights(tmp_path), args=config,
+        train_dataset=Dataset.from_list([{"prompt": "a", "chosen": "a", "rejected": "a"}]),
+    )  # fmt: skip
+    trainer.precompute_ref_logps = True
+    leaf = torch.from_numpy(new.copy()).requires_grad_()
+    seen, whole = (
+        torch.from_numpy(mask),
+        torch.from_numpy(np.pad(mask, ((0, 0), (1, 0))).astype(int)),
+    )
+    sums = torch.from_numpy(reference * mask).sum(dim=1)
+    given = {
+        "input_ids": torch.zeros_like(whole), "attention_mask": torch.ones_like(whole),
+        "completion_mask": whole, "ref_chosen_logps": sums[:2], "ref_rejected_logps": sums[2:],
+    }  # fmt: skip
+    nothing = torch.zeros_like(leaf)
+    outputs = SimpleNamespace(
+        log_probs=leaf * seen, entropy=nothing, mean_logits=nothing, is_top1=seen
+    )
+    value = trainer._compute_loss(lambda **_: outputs, given, False)
+    [gradient] = torch.autograd.grad(value, leaf)
+
+    preferred = np.array([1.0, 1.0, -1.0, -1.0], dtype=np.float32)
+    mine, own = by_us({"use": "dpo", "beta": KL}, KL, reference, new, reference, preferred)
+
+    assert mine == pytest.approx(value.item(), rel=1e-6, abs=1e-7)
+    torch.testing.assert_close(own, gradient[seen], rtol=1e-5, atol=1e-7)
 
 
 def by_trl(
@@ -136,6 +179,7 @@ def by_us(
                 samplings=((Sampling(max_tokens=1), length),),
                 demonstrated=np.zeros(length, dtype=np.bool_),
                 sample=row,
+                group=row % 2,
             )
             for row, length in enumerate(LENGTHS)
         ]
@@ -150,6 +194,9 @@ def by_us(
     leaf = flat(new).requires_grad_()
     [(_, tokens)] = plan.micro_batches
     batch = plan.tokens(tokens, leaf.detach())
+    if loss.prepares:
+        batch = plan.tokens(tokens, leaf.detach(), loss.prepare(batch, leaf.detach()))
+        kl = 0.0
     part = objective(
         loss, Training(kl_coefficient=kl), batch, leaf, torch.zeros_like(leaf), plan.weights
     )

@@ -100,6 +100,17 @@ def test_a_plan_is_right_within_fifteen_percent(
     assert memory.total == pytest.approx(tracked.most, rel=0.15)
 
 
+def test_a_loss_that_compares_with_version_0_keeps_it(tmp_path: Path) -> None:
+    shape = read_shape(made(tmp_path, "small"))
+
+    def reference(**training: Any) -> int:
+        policy = Policy.model_validate({"model": str(tmp_path), "training": training})
+        return TrainerMemory(policy, shape, on_gpu=False).reference
+
+    assert reference() == 0
+    assert reference(loss={"use": "dpo", "beta": 0.2}) == reference(kl_coefficient=0.1) > 0
+
+
 def tensors_of(one: Learner) -> list[Any]:
     """All that a learner keeps between two batches."""
     moments = one._optimizer.state_dict()["state"].values()
