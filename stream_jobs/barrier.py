@@ -10,7 +10,8 @@ policy is passed. If new tasks come later, the policy waits for the other one ag
 
 While a policy is held, tasks go on starting for the others, so groups pile up. Once they are more
 than `ENOUGH_BATCHES` full batches, the next batch draws some of them and drops all others with
-the reason `barrier`. It decides all of them, so a replay finds the same groups.
+the reason `barrier`. It decides all of them, or if they do not fit into one batch, all up to some
+offset. So a replay finds the same groups.
 """
 
 from __future__ import annotations

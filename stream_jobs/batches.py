@@ -187,30 +187,48 @@ class BatchAssembler:
         version, changed_s = self._version + 1, self._changed_s
         if self._barrier is not None and self._barrier.holds(version, now_s, changed_s):
             return None
-        chosen, passed_over = self._waiting.fresh(), list[WaitingGroup]()
+        chosen, unfit = self._waiting.fresh(), self._waiting.unfit()
         fresh = self._pool.full_at([group.tokens for group in chosen])
         live = self._live.running(now_s)
         if fresh is None:
             if live or now_s < self._changed_s + self._settings.batch_wait_s:
                 return None
         else:
-            piled_up = self._passes_over and 0 < ENOUGH_BATCHES * fresh < len(chosen)
-            held = passes_over if self._barrier is None else self._barrier.held == version
-            if piled_up and held and not chosen[0].shown:
-                chosen.sort(key=lambda one: _chance(one.group.task, version))
-                fresh = self._pool.full_at([group.tokens for group in chosen])
-                passed_over = [one.without_samples(PASSED_OVER) for one in chosen[fresh:]]
             chosen = chosen[:fresh]
+            held = passes_over if self._barrier is None else self._barrier.held == version
+            if held and self._passes_over:
+                chosen, unfit = self._draw(version) or (chosen, unfit)
             if now_s < self._patient_until() and self._strands(self._awaited(now_s), chosen):
                 return None
         chosen = list(fitting(chosen))
         taken = sum(waiting.size for waiting in chosen)
-        unfit = list(fitting([*self._waiting.unfit(), *passed_over], taken))
+        unfit = list(fitting(unfit, taken))
         # After the groups that must be decided: a replay may wait for ever.
         taken += sum(waiting.size for waiting in unfit)
         again = self._pool.chosen(len(chosen))
         replayed = fitting(again, taken, lambda group: size_of(group.samples))
         return self._assemble(chosen, unfit, list(replayed))
+
+    def _draw(self, version: int) -> tuple[list[WaitingGroup], list[WaitingGroup]] | None:
+        """Draws some of the groups that piled up: returns what to train on, and what to drop.
+
+        None if they have not piled up. The batch decides all groups up to some offset, as many as
+        fit into it. So the log says from which ones it drew, and a replay draws the same.
+        """
+        waiting = sorted(self._waiting, key=lambda one: one.offset)
+        while True:
+            drawn = self._waiting.in_order(one for one in waiting if one.fresh)
+            fresh = self._pool.full_at([group.tokens for group in drawn])
+            if not fresh or ENOUGH_BATCHES * fresh >= len(drawn) or drawn[0].shown:
+                return None
+            drawn.sort(key=lambda one: _chance(one.group.task, version))
+            fresh = self._pool.full_at([group.tokens for group in drawn])
+            passed_over = [one.without_samples(PASSED_OVER) for one in drawn[fresh:]]
+            unfit = [*(one for one in waiting if not one.fresh), *passed_over]
+            everything = [*drawn[:fresh], *unfit]
+            if len(list(fitting(everything))) == len(everything):
+                return drawn[:fresh], unfit
+            del waiting[len(waiting) // 2 :]
 
     def _patient_until(self) -> float:
         """Until when a full batch waits for live groups, in epoch seconds."""

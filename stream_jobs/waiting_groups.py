@@ -104,7 +104,11 @@ class WaitingGroups:
 
     def fresh(self) -> list[WaitingGroup]:
         """Returns the groups that the next batch can train on, those that it takes first first."""
-        return sorted((one for one in self if one.fresh), key=self._order)
+        return self.in_order(one for one in self if one.fresh)
+
+    def in_order(self, groups: Iterable[WaitingGroup]) -> list[WaitingGroup]:
+        """Returns groups in the order in which a batch takes them."""
+        return sorted(groups, key=self._order)
 
     def unfit(self) -> list[WaitingGroup]:
         """Returns the groups that the next batch drops, in log order."""

@@ -150,7 +150,7 @@ closed = [scorer.close(ended, recorded_at_ms) for scorer in self._scorers]
         name="dropped_groups_left_open",
         sentence="A batch decides dropped groups too, so that they give their room back.",
         file=CORE,
-        old="        unfit = list(fitting([*self._waiting.unfit(), *passed_over], taken))\n",
+        old="        unfit = list(fitting(unfit, taken))\n",
         new="        unfit = list[WaitingGroup]()\n",
         caught_by=("I3: ", "I8: "),
         faults=(),

@@ -184,6 +184,33 @@ def test_of_groups_that_piled_up_some_are_drawn_and_the_others_are_dropped() -> 
     assert replayed.next_batch(1.0) == batch
 
 
+def test_more_groups_than_fit_into_a_batch_are_decided_up_to_an_offset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a replay would not know how many groups there were when the batch was drawn."""
+    monkeypatch.setattr("headrace.stream_jobs.waiting_groups.BATCH_BYTES", 2_000)
+    assembler, barrier = job()
+    many = range(4, 4 + 32 * ENOUGH_BATCHES)
+    for task in many:
+        assembler.on_group(a_group(task, oldest=1), task)
+    assert assembler.next_batch(1.0) is None
+    barrier.on_policy(a_version("b", 1))
+    batch = assembler.next_batch(1.0)
+    assert batch is not None
+    assert {one.reason for one in batch.dropped} == {"barrier"}
+    decided = {one.task for one in batch.samples} | {one.task for one in batch.dropped}
+    assert decided == set(range(2, 2 + len(decided))), "2 and 3 waited before"
+    assert len(decided) < len(many)
+    rebuilder = Rebuilder(RECIPE, "a", {task: task for task in range(many[-1] + 1)}, many[-1] + 1)
+    rebuilder.judge(a_batch("a", 1, low_mark=2))
+    task = 0
+    while rebuilder.wants(batch):
+        rebuilder.on_group(a_group(task, oldest=task >= 4), task, rebuilt=True)
+        task += 1
+    assert task < many[-1]
+    assert rebuilder.judge(batch) == "same"
+
+
 @pytest.mark.parametrize("held", [True, False])
 def test_a_replay_passes_groups_over_only_if_the_recorded_batch_did(held: bool) -> None:
     assembler, barrier = job()
