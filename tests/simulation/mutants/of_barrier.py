@@ -81,6 +81,15 @@ OF_BARRIER = (
         faults=("barrier",),
     ),
     Mutant(
+        name="drawn_from_more_than_is_decided",
+        sentence="A batch that draws from groups that piled up decides all that it draws from.",
+        file="stream_jobs/batches.py",
+        old="if len(list(fitting(everything))) == len(everything):",
+        new="if everything:",
+        caught_by=("I9: batch",),
+        faults=("barrier", "limits"),
+    ),
+    Mutant(
         name="a_role_learns_from_all_rewards",
         sentence="A role with a reward of its own learns from that one.",
         file=COUNTED,
