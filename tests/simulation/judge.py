@@ -177,11 +177,11 @@ def _without_excuse(facts: Facts, outcomes: Iterable[EpisodeEnded], run: Run) ->
 
 def _failed_for_nothing(facts: Facts, outcomes: Iterable[EpisodeEnded]) -> Iterator[str]:
     """Episodes of the run's own tasks that any of the faults has cost something."""
-    cancelled = {one.event.event_id for one in facts.all(TaskCancelled)}
+    cancelled = {(one.event.source, one.event.task_id) for one in facts.all(TaskCancelled)}
     own = {
         number
         for number, one in facts.tasks.items()
-        if one.event.source == "source" and one.event.event_id not in cancelled
+        if one.event.source == "source" and (one.event.source, one.event.task_id) not in cancelled
     }
     for outcome in outcomes:
         name = f"episode {outcome.task}/{outcome.sample}"
