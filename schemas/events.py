@@ -55,8 +55,12 @@ class Event(Part):
 
     @property
     def event_id(self) -> str:
-        """The id by which every reader deduplicates. It is unique within the event's topic."""
-        return "/".join(_text(getattr(self, name)) for name in self.id_fields)
+        """The id by which every reader deduplicates. It is unique within the event's topic.
+
+        A part that is null is left out.
+        """
+        values = (getattr(self, name) for name in self.id_fields)
+        return "/".join(_text(value) for value in values if value is not None)
 
     @property
     def key(self) -> bytes:
@@ -271,7 +275,7 @@ class TaskCancelled(Event):
     the cancellation. A task that has ended does not change.
     """
 
-    id_fields = ("source", "task_id")
+    id_fields = ("source", "task_id", "tenant")
     key_fields = ("source", "task_id")
 
     source: str

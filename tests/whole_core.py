@@ -19,10 +19,10 @@ class WholeCore(SchedulerCore):
         self._tasks[number] = submitted
         super().on_task(number, submitted, accepted=accepted)
 
-    def on_unproved(self, number: int, submitted: TaskSubmitted, why: str) -> None:
+    def on_forged(self, number: int, submitted: TaskSubmitted) -> None:
         """Takes a task that no key of its tenant has signed, and keeps it."""
         self._tasks[number] = submitted
-        super().on_unproved(number, submitted, why)
+        self.on_unproved(number)
 
     def next_start(self, now_s: float) -> list[EpisodeStarted]:
         """The starts of all samples of the next task, or an empty list if no task may start."""

@@ -13,9 +13,7 @@ The caller has the whole task in the log, and passes it again when it starts.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import partial
 
 from headrace.schemas.events import (
@@ -30,9 +28,10 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.scheduler.environment_room import EnvironmentRoom
 from headrace.services.scheduler.lanes import Chance, Lane, Tenants
 from headrace.services.scheduler.policy_room import PolicyRoom, has_room
+from headrace.services.scheduler.refused_tasks import UNPROVED_TASK, RefusedTasks
 from headrace.services.scheduler.starts import (
     LOST,
-    NO_TENANT,
+    UNPROVED,
     ChosenTask,
     cancelled,
     lost,
@@ -41,25 +40,18 @@ from headrace.services.scheduler.starts import (
     start_of_refused,
     unproved,
 )
-from headrace.services.scheduler.waiting_tasks import AlikeTasks, KnownIds, Purpose, WaitingTask
+from headrace.services.scheduler.waiting_tasks import (
+    AlikeTasks,
+    KnownIds,
+    Purpose,
+    StartedTask,
+    WaitingTask,
+)
 from headrace.services.scheduler.worker_pools import WorkerPools
 from headrace.services.tasks.admission import refusal, refused
 from headrace.services.tasks.cancellation import KEPT_BY_SCHEDULER, CancelledTasks
 
 RUN_ENDING = "the run is ending"
-
-
-@dataclass(slots=True)
-class _Started:
-    """A started task."""
-
-    task: WaitingTask
-    samples: int
-    trains: bool
-    ended: int = 0
-    """The samples that have ended, as bits."""
-    dropped: frozenset[str] = frozenset()
-    """Policies that dropped its group."""
 
 
 class SchedulerCore:
@@ -87,9 +79,8 @@ class SchedulerCore:
         """Policy to its newest version."""
         self._alike = AlikeTasks()
         self._cancelled = CancelledTasks(recipe.scheduler.trusted, KEPT_BY_SCHEDULER)
-        self._verdicts: OrderedDict[int, tuple[WaitingTask, Failure]] = OrderedDict()
-        """By number: the tasks that are not run and have not started."""
-        self._started: dict[int, _Started] = {}
+        self.refused = RefusedTasks()
+        self._started: dict[int, StartedTask] = {}
         self._ids = KnownIds(self._limits.duplicates_window, self.waits)
         self.pools = WorkerPools(recipe)
         self._next_start_s = 0.0
@@ -118,16 +109,16 @@ class SchedulerCore:
 
     def waits(self, number: int) -> bool:
         """Whether a task is known and has not been chosen to start."""
-        return number in self._verdicts or any(number in lane for lane in self._lanes.values())
+        return number in self.refused or any(number in lane for lane in self._lanes.values())
 
-    def waiting(self) -> list[int] | None:
-        """Returns the numbers of all tasks that wait, ascending.
+    def waiting(self, below: int) -> list[int] | None:
+        """Returns the numbers of the tasks below a number that wait to be run, ascending.
 
         None while a task that is not run has not started: what is known of it is only in memory.
         """
-        if self._verdicts:
+        if self.refused.has_verdicts:
             return None
-        return sorted(number for lane in self._lanes.values() for number in lane)
+        return sorted(one for lane in self._lanes.values() for one in lane if one < below)
 
     def is_started(self, number: int) -> bool:
         """Whether a task was started and is not finished."""
@@ -141,10 +132,10 @@ class SchedulerCore:
         """Remembers a task's id. Returns False if a task with a lower number has the same id."""
         return self._ids.add(number, self._cancelled.id_of(submitted))
 
-    def on_unproved(self, number: int, submitted: TaskSubmitted, why: str) -> None:
+    def on_unproved(self, number: int) -> None:
         """Takes a task that no key of its tenant has signed. Its id stays free."""
         if number not in self._started:
-            self._verdicts[number] = self._alike.refused(submitted, NO_TENANT), unproved(why)
+            self.refused.add_unproved(number)
 
     def on_task(self, number: int, submitted: TaskSubmitted, *, accepted: bool = False) -> None:
         """Takes a submitted task. If it was started already, only its id is remembered.
@@ -162,13 +153,13 @@ class SchedulerCore:
         if verdict is None and self._ending:
             verdict = cancelled(RUN_ENDING)
         if verdict is not None:
-            self._verdicts[number] = self._alike.refused(submitted), verdict
+            self.refused.add(number, self._alike.refused(submitted), verdict)
         else:
             self._lanes[submitted.purpose].add(number, self._alike.of(submitted))
 
     def on_lost(self, number: int) -> None:
         """Takes a task that waits, although the log no longer holds it."""
-        self._verdicts[number] = self._alike.refused(LOST), lost()
+        self.refused.add(number, self._alike.refused(LOST), lost())
 
     def on_cancelled(self, event: TaskCancelled, key: str = "") -> None:
         """Takes a cancellation, and the trusted key that has signed it, or an empty text.
@@ -185,23 +176,27 @@ class SchedulerCore:
             if number in lane:
                 task = lane.remove(number)
                 self.environments.leave(task)
-                self._verdicts[number] = task.not_run(), cancelled(reason)
+                self.refused.add(number, task.not_run(), cancelled(reason))
 
     def on_started(self, started: EpisodeStarted) -> None:
         """Takes a start from the log, written by this scheduler or an earlier one."""
         if started.task not in self._started:
-            self._begin(started.task, self._alike.of(started.submitted), started.verdict)
+            is_proved = started.verdict is None or started.verdict.code != UNPROVED
+            task = self._alike.of(started.submitted) if is_proved else UNPROVED_TASK
+            self._begin(started.task, task, started.verdict)
 
     def _begin(self, number: int, task: WaitingTask, verdict: Failure | None) -> None:
         trains = verdict is None and task.purpose == "train"
-        self._started[number] = _Started(task, task.samples, trains)
+        self._started[number] = StartedTask(task, task.samples, trains)
         self._count(task, task.samples)
-        for policy in self._policies.values():
-            if trains:
-                policy.start(number)
+        for policy in self._policies.values() if trains else ():
+            policy.start(number)
 
     def _count(self, task: WaitingTask, episodes: int) -> None:
         """Adds episodes to those that are live."""
+        if task is UNPROVED_TASK:
+            self.refused.live += episodes
+            return
         self._lanes[task.purpose].count(task.tenant, episodes)
         self.environments.count(task, episodes)
 
@@ -259,13 +254,15 @@ class SchedulerCore:
 
         `now_s` is in epoch seconds. The caller writes its `starts`. For rounds see `Lane.next`.
         """
-        if self._verdicts:
-            number, (task, verdict) = self._verdicts.popitem(last=False)
-            self._begin(number, task, verdict)
-            return ChosenTask(number, verdict)
-        found = self._next(now_s, new_round) if self.wait_s(now_s) <= 0 else None
+        refused, found = self.refused.take(), None
+        if refused is None and self.wait_s(now_s) <= 0:
+            found = self._next(now_s, new_round)
         if found is None:
-            return None
+            refused = refused or self.refused.take_unproved()
+            if refused is None:
+                return None
+            self._begin(refused.number, refused.task, refused.verdict)
+            return ChosenTask(refused.number, refused.verdict)
         number, task = found
         self._lanes[task.purpose].remove(number)
         self._begin(number, task, None)
@@ -289,6 +286,8 @@ class SchedulerCore:
             verdict = lost()
         if submitted is None or verdict is not None:
             assert verdict is not None
+            if submitted is not None and verdict.code == UNPROVED:
+                verdict = unproved(self._limits.trusted.refusal(submitted.tenant, ""))
             return [start_of_refused(number, submitted, verdict, now_s)]
         task, versions = pinned(submitted, self._published), self._versions()
         return [

@@ -38,7 +38,7 @@ from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import Tail, read_events
 from headrace.services.scheduler.core import SchedulerCore
-from headrace.services.scheduler.limit_writer import LimitWriter, limit_topics
+from headrace.services.scheduler.limits.limit_writer import LimitWriter, limit_topics
 from headrace.services.scheduler.starts import ChosenTask
 from headrace.services.scheduler.task_bodies import TaskBodies, in_parts
 from headrace.services.scheduler.waiting_record import WaitingRecords
@@ -51,6 +51,8 @@ logger = logging.getLogger(__name__)
 
 QUEUE_HIGH, QUEUE_LOW = 1_000_000, 990_000
 """Tasks that wait. Reading `tasks` pauses above the first number and resumes below the second."""
+UNPROVED_HIGH = 100_000
+"""The same for tasks that no key has signed, which take no room of the others."""
 UNDECIDED_HIGH = 10_000
 """Tasks in memory while the scheduler catches up. Reading `tasks` pauses above this number."""
 STARTS_A_TRANSACTION = 512
@@ -188,10 +190,14 @@ class SchedulerShard:
             self._take(number, delivery.event, unproved, release)
         else:
             self._undecided.append((number, delivery.event, unproved, release))
-        many = self._core.queued >= QUEUE_HIGH or len(self._undecided) >= UNDECIDED_HIGH
+        many = len(self._undecided) >= UNDECIDED_HIGH or self._is_full(QUEUE_HIGH)
         if many and not self._paused:
             self._paused = True
             await self._shard.pause()
+
+    def _is_full(self, queued: int) -> bool:
+        """Whether so many tasks wait, or too many that no key has signed."""
+        return self._core.queued >= queued or self._core.refused.unproved >= UNPROVED_HIGH
 
     def _unproved(self, delivery: Delivery[Any]) -> str:
         """Returns why a task does not count for its tenant; an empty text if it does."""
@@ -206,11 +212,12 @@ class SchedulerShard:
         """Takes a task. `release` lets the commit pass it."""
         self._read_below = number + 1
         if unproved:
-            self._core.on_unproved(number, submitted, unproved)
+            self._core.on_unproved(number)
         else:
             self._core.on_task(number, submitted)
         if self._core.waits(number):
-            self._bodies.keep(number, submitted)
+            if not unproved:
+                self._bodies.keep(number, submitted)
             self._records.on_waiting(number, release)
         else:
             release()
@@ -292,13 +299,13 @@ class SchedulerShard:
 
     async def _record_waiting(self) -> None:
         """Records which tasks wait, if that is due. No start may be under way."""
-        if not self._records.is_due(now(), self._read_below):
+        # What no key has signed is not recorded, so a record ends below it.
+        below = self._core.refused.first_unproved(self._read_below)
+        if not self._records.is_due(now(), below, many=below == self._read_below):
             return
-        waiting = self._core.waiting()
-        if waiting is None:
+        if (waiting := self._core.waiting(below)) is None:
             return
-        topic = self._shard.partition.topic
-        record = self._records.make(topic, waiting, self._read_below, now())
+        record = self._records.make(self._shard.partition.topic, waiting, below, now())
         held = self._shard.hold_positions()
         await self._shard.send_all([record])
         self._records.on_recorded(record, held)
@@ -308,7 +315,7 @@ class SchedulerShard:
         LIVE.set(self._core.live)
         for policy, room in self._core.room().items():
             ROOM.labels(policy).set(room)
-        if self._paused and self._core.queued < QUEUE_LOW and not self._undecided:
+        if self._paused and not self._is_full(QUEUE_LOW) and not self._undecided:
             self._paused = False
             await self._shard.resume()
 

@@ -71,9 +71,12 @@ class WaitingRecords:
             return None
         return min(RECORD_EVERY_S, max(SOONEST_S, self._due_at - now_s))
 
-    def is_due(self, now_s: float, read_below: int) -> bool:
-        """Whether a record is due. All tasks below `read_below` are known."""
-        if len(self._unrecorded) >= RECORD_EVERY_TASKS:
+    def is_due(self, now_s: float, read_below: int, *, many: bool = True) -> bool:
+        """Whether a record is due. All tasks below `read_below` are known.
+
+        `many`: also because there are many, which is no reason if others are not recorded anyway.
+        """
+        if many and len(self._unrecorded) >= RECORD_EVERY_TASKS:
             return True
         if 0.0 < self._due_at - now_s <= RECORD_EVERY_S:
             return False

@@ -1,4 +1,4 @@
-"""What the scheduler remembers of a task that waits, and of the ids of the newest tasks. Pure."""
+"""What the scheduler remembers of tasks that wait or run, and of the newest ids. Pure."""
 
 from __future__ import annotations
 
@@ -36,6 +36,20 @@ class WaitingTask:
     def not_run(self) -> WaitingTask:
         """Returns what counts of a task that is not run: one episode, without an environment."""
         return replace(self, samples=1, environment=None, image="")
+
+
+@dataclass(slots=True)
+class StartedTask:
+    """A task that was started and is not finished."""
+
+    task: WaitingTask
+    """What it was while it waited."""
+    samples: int
+    trains: bool
+    ended: int = 0
+    """The samples that have ended, as bits."""
+    dropped: frozenset[str] = frozenset()
+    """Policies that dropped its group."""
 
 
 class AlikeTasks:

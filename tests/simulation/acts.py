@@ -51,7 +51,9 @@ from tests.memory.memory_log import PartitionLog
 from tests.simulation.learner import bring_foreign
 from tests.simulation.needed import needed
 from tests.simulation.processes import Process, Run
+from tests.simulation.requests_of_tenants import Requests
 from tests.simulation.scenario import RUIN, WAITS
+from tests.simulation.tenant_keys import REQUESTS, has_keys
 from tests.simulation.virtual_time import loop
 
 GARBAGE = (b"", b"\xffgarbage", b"\0\x7f\xff\xff\xffof a schema that nobody registered", None)
@@ -83,8 +85,14 @@ class Acts:
         self._log = log
         self._chance = Random(f"acts {loop().random.random()}")
         self._background: set[asyncio.Task[None]] = set()
+        self._requests: Requests | None = None
+        """Of a run in which tenants have keys."""
+        if has_keys(run.recipe):
+            self._requests = Requests(run, log.broker, Random(f"requests {self._chance.random()}"))
         self._limited = False
         """Whether the other tenant has a limit."""
+        self._set_at = 0
+        """When its limit was last changed, in epoch milliseconds."""
         self._by_name: dict[str, Callable[[], None]] = {
             "kill": self.kill,
             "freeze": self.freeze,
@@ -104,6 +112,7 @@ class Acts:
             "retention": self.retention,
             "damage": self.damage,
             WAITS: self.waiting_tenant,
+            REQUESTS: self.requests,
             RUIN: self.truncate,
         }
 
@@ -142,6 +151,8 @@ class Acts:
         """Ends all faults that last."""
         if self._limited:
             self._limit(None)
+        if self._requests is not None:
+            self._requests.cancel_what_waits()
         self._run.scenario.faults.heal()
         self._run.scenario.blob_faults.heal()
         self._run.scenario.crash_while_saving = 0.0
@@ -286,8 +297,18 @@ class Acts:
     def _limit(self, episodes: int | None) -> None:
         """Changes the limit of the other tenant's live episodes."""
         self._limited = True
-        quota = QuotaSet(tenant="theirs", set_at=int(now() * 1000), live_episodes=episodes)
-        self._append(self._log.outgoing(quota))
+        self._set_at = max(self._set_at + 1, int(now() * 1000))  # A signed one must be later.
+        quota = QuotaSet(tenant="theirs", set_at=self._set_at, live_episodes=episodes)
+        if self._requests is None:
+            self._append(self._log.outgoing(quota))
+        else:
+            self._append(self._requests.signed(quota, "operator"))
+
+    def requests(self) -> None:
+        """Tenants with keys submit and cancel tasks, and so does somebody who has none."""
+        assert self._requests is not None
+        self._fault("requests for tenants with keys")
+        self._requests.write_some()
 
     def submit_again(self) -> None:
         """Somebody submits a task a second time."""

@@ -124,8 +124,8 @@ def _tasks(chance: Random) -> Iterator[str]:
         task = LOST.model_copy(update={"tenant": tenant, "task_id": task_id, "agent": "default"})
         who, value, headers = _signed(task, "tasks", chance)
         key = _key("here.tasks.v1", number, value, headers)
-        if why := TRUSTED.refusal(tenant, key):
-            core.on_unproved(number, task, why)
+        if TRUSTED.refusal(tenant, key):
+            core.on_forged(number, task)
         else:
             core.on_task(number, task)
         if tenant != "open" and who not in (tenant, "operator"):

@@ -28,6 +28,7 @@ from tests.simulation.chronicle import Line
 from tests.simulation.files import unstored_files
 from tests.simulation.processes import Run, new_learner
 from tests.simulation.repeats import unrepeatable
+from tests.simulation.requests_of_tenants import unlawful
 from tests.simulation.scenario import DEADLINE_S, UNSAFE
 from tests.simulation.story import unparked, unpublished_weights, untrue_stories, untrue_weights
 from tests.simulation.virtual_time import BEGIN_S
@@ -120,6 +121,7 @@ async def judge(run: Run, log: EventLog, read_to: Ends, result: Result) -> None:
             learner = new_learner(run.scenario, name)
             result.violations += untrue_weights(facts, name, learner, taught=taught)
     result.violations += exceeded(run.recipe)
+    result.violations += unlawful(run, facts)
     left = open_environments()
     if left:
         result.violations.append(f"I7: {len(left)} environments are left open")
@@ -177,11 +179,11 @@ def _without_excuse(facts: Facts, outcomes: Iterable[EpisodeEnded], run: Run) ->
 
 def _failed_for_nothing(facts: Facts, outcomes: Iterable[EpisodeEnded]) -> Iterator[str]:
     """Episodes of the run's own tasks that any of the faults has cost something."""
-    cancelled = {one.event.event_id for one in facts.all(TaskCancelled)}
+    cancelled = {(one.event.source, one.event.task_id) for one in facts.all(TaskCancelled)}
     own = {
         number
         for number, one in facts.tasks.items()
-        if one.event.source == "source" and one.event.event_id not in cancelled
+        if one.event.source == "source" and (one.event.source, one.event.task_id) not in cancelled
     }
     for outcome in outcomes:
         name = f"episode {outcome.task}/{outcome.sample}"

@@ -16,11 +16,11 @@ from typing import Any, cast
 from headrace.errors import DependencyError, RecordsLost
 from headrace.schemas.codec import Codec
 from headrace.schemas.events import TaskEnded
-from headrace.schemas.topics import RESULTS
+from headrace.schemas.topics import RESULTS, Topics
 from headrace.services.agent import service as agent
 from headrace.services.env import service as env
 from headrace.services.inference import service as inference
-from headrace.services.kafka.broker import Record
+from headrace.services.kafka.broker import Broker, Record
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.namespace.apply import apply
 from headrace.services.namespace.lookup import topics_of
@@ -45,6 +45,7 @@ from tests.simulation.learner import DigestLearner
 from tests.simulation.loop_child import LoopChild
 from tests.simulation.scenario import Scenario
 from tests.simulation.teaching import TEACHER
+from tests.simulation.tenant_keys import Request
 from tests.simulation.virtual_time import OWNER, loop
 
 RESTART_S = 0.5
@@ -189,6 +190,8 @@ class Run:
         """Virtual seconds until the last fault struck."""
         self.expired: list[Record] = []
         """What retention deleted."""
+        self.requests: list[Request] = []
+        """What was written for tenants with keys, and by whom."""
         self.folder = folder
         self.blobs = SharedBlobs(folder / "blobs", scenario.blob_faults, chronicle)
         self._registry = MemoryRegistry()
@@ -198,6 +201,15 @@ class Run:
         codec = Codec()
         self._registry.prepare(codec, self.topics)
         return EventLog(client, self.topics, codec, self._registry, name)
+
+    def forger(self, broker: Broker) -> EventLog:
+        """A log that knows no keys, so that it writes whatever it is told to."""
+        known, codec = self.topics, Codec()
+        plain = Topics(
+            known.namespace, known.policies, known.partitions, pool_partitions=known.pool_partitions
+        )
+        self._registry.prepare(codec, plain)
+        return EventLog(broker, plain, codec, self._registry, "somebody")
 
     def context(self, client: MemoryBroker, name: str, stopping: asyncio.Event) -> ServiceContext:
         """A process's surroundings."""

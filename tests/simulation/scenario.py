@@ -19,6 +19,7 @@ from tests.simulation.data_algorithms import ASKED, DATA, with_data
 from tests.simulation.files import FILES, with_files
 from tests.simulation.several_policies import BARRIER, SEVERAL, with_several
 from tests.simulation.teaching import TEACHER, with_teacher
+from tests.simulation.tenant_keys import REQUESTS, UNPROVED_LIMITS, with_keys
 from tests.simulation.world import LETTERS, TURNS
 
 LATENCY_S = 0.004
@@ -171,6 +172,11 @@ def draw(seed: int) -> Scenario:
     if (waits := Random(f"waits {seed}")).random() < 0.3:
         for _ in range(waits.choice([2, 8])):
             scenario.acts.insert(waits.randint(0, len(scenario.acts)), WAITS)
+    if (keys := Random(f"requests of tenants {seed}")).random() < 0.1:
+        _add_keys(scenario, keys)
+        scenario.ending_at = None  # What an end cancels would look like forged cancellations.
+        for _ in range(keys.choice([2, 8])):
+            scenario.acts.insert(keys.randint(0, len(scenario.acts)), REQUESTS)
     return scenario
 
 
@@ -179,11 +185,11 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
 
     Services among the kinds are the only ones whose processes are struck; `aimed` is a timing,
     SLOW, DEBATE, CUT, TEACHER, DEMONSTRATIONS, DATA, SEVERAL, BARRIER, TENANTS, FILES, UNREPORTED,
-    ROOMS and CALLS are what they are in a swarm's seed. ASKED are only here.
+    ROOMS, CALLS and REQUESTS are what they are in a swarm's seed. ASKED are only here.
     """
     chance = Random(f"scenario {seed}")
     scenario = _faultless(chance, frozenset(kinds) & frozenset((*MISBEHAVIOUR, SLOW, DEBATE)))
-    if acts := [kind for kind in (*ACTS, RUIN, WAITS) if kind in kinds]:
+    if acts := [kind for kind in (*ACTS, RUIN, WAITS, REQUESTS) if kind in kinds]:
         scenario.acts = chance.choices(acts, k=16)
     scenario.victims = tuple(service for service in _PROCESSES if service in kinds)
     scenario.pause_s = chance.choice([0.3, 1.0]) * (4 if scenario.victims else 1)
@@ -210,7 +216,15 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
         scenario.recipe = _with_call_limits(scenario.recipe, chance)
     if UNREPORTED in kinds:
         scenario.recipe = _without_reports(scenario.recipe)
+    if REQUESTS in kinds:
+        _add_keys(scenario, chance)
     return scenario
+
+
+def _add_keys(scenario: Scenario, chance: Random) -> None:
+    """Gives two tenants and an operator keys, and shrinks what forged tasks may take."""
+    scenario.recipe = with_keys(scenario.recipe)
+    scenario.limits |= {name: chance.choice(values) for name, values in UNPROVED_LIMITS.items()}
 
 
 def _with_tenants(recipe: Recipe, chance: Random) -> Recipe:

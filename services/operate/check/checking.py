@@ -54,7 +54,7 @@ async def _run(recipe: Path, start: Start, say: Callable[[str], None]) -> tuple[
     """Returns the end of what the check said, and its exit code."""
     ours, theirs = os.pipe()  # ends when this process ends
     reading, writing = os.pipe()
-    command = headrace_command("check", str(recipe), "--parent-fd", "{parent_fd}")
+    command = headrace_command("check", str(recipe), "--offline", "--parent-fd", "{parent_fd}")
     process: Process | None = None
     try:
         try:

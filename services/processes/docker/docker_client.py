@@ -84,6 +84,11 @@ def find_host(url: str | None = None, tls: str = "") -> Host:
     except ValueError as error:
         raise UsageError(f"{host.named_by}: {error}") from None
     except DockerException as error:
+        if "@" in host.url:
+            raise UsageError(
+                f"{host.named_by} names an address with `@`, which only ssh://USER@HOST may have. "
+                "It is not shown here, since it may have a password"
+            ) from None
         raise UsageError(f"{host.named_by} names {host.url!r}: {error}") from error
     return host
 

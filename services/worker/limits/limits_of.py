@@ -5,8 +5,8 @@ ends. If the limit has a period, a call holds its unit until the period has pass
 So at the end of any window of this length, all calls that began in it hold a unit each, and they
 are never more than the units.
 
-The scheduler divides the units among the workers (`services/scheduler/limit_division.py`), and
-each worker uses its share under a lease (`held_limits.py`).
+The scheduler divides the units among the workers (`services/scheduler/limits/limit_division.py`),
+and each worker uses its share under a lease (`held_limits.py`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from tests.simulation.mutants.mutant import Mutant
 
-DIVISION = "services/scheduler/limit_division.py"
+DIVISION = "services/scheduler/limits/limit_division.py"
 HELD = "services/worker/limits/held_limits.py"
 BROKEN = ("limit: policies",)
 

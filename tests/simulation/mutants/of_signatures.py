@@ -4,6 +4,8 @@ from tests.simulation.mutants.mutant import FORGERIES, Mutant
 
 PUBLICATIONS = "services/log/signatures.py"
 REQUESTS = "services/log/request_signatures.py"
+SCHEDULER = "services/scheduler/service.py"
+REFUSED = "services/scheduler/refused_tasks.py"
 KEYS = "schemas/untrusted/trusted_keys.py"
 
 OF_SIGNATURES = (
@@ -78,5 +80,32 @@ OF_SIGNATURES = (
         new="]",
         caught_by=("is cancelled: True",),
         faults=FORGERIES,
+    ),
+    Mutant(
+        name="forged_tasks_run",
+        sentence="A task of a tenant with keys runs only if one of them has signed it.",
+        file=SCHEDULER,
+        old="        if unproved:\n            self._core.on_unproved(number)",
+        new="        if unproved and number < 0:\n            self._core.on_unproved(number)",
+        caught_by=("is not refused: tenant", "by nobody starts as"),
+        faults=("requests",),
+    ),
+    Mutant(
+        name="forged_cancellations_count",
+        sentence="The scheduler believes the key that has signed a cancellation, and no other.",
+        file=SCHEDULER,
+        old="self._core.on_cancelled(event, delivery.signed_by(self._trusted.keys))",
+        new='self._core.on_cancelled(event, next(iter(self._trusted.operators), ""))',
+        caught_by=("nobody who may has asked for it",),
+        faults=("requests",),
+    ),
+    Mutant(
+        name="forged_tasks_crowd_in",
+        sentence="Few tasks that no key has signed are open at a time.",
+        file=REFUSED,
+        old=" or self.live >= UNPROVED_LIVE",
+        new="",
+        caught_by=("that is open",),
+        faults=("requests",),
     ),
 )

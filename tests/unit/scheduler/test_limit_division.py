@@ -19,8 +19,8 @@ from headrace.schemas.events import (
     LimitUse,
     LoadReported,
 )
-from headrace.services.scheduler.fair_shares import Wish, fair_shares
-from headrace.services.scheduler.limit_division import (
+from headrace.services.scheduler.limits.fair_shares import Wish, fair_shares
+from headrace.services.scheduler.limits.limit_division import (
     DIVIDE_S,
     MARGIN_S,
     DividedLimit,

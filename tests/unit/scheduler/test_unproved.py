@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from headrace.schemas.events import TaskCancelled
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.scheduler.refused_tasks import UNPROVED_LIVE
 from headrace.services.scheduler.starts import NO_TENANT, UNPROVED
 from headrace.services.tasks.cancellation import CancelledTasks
-from tests.unit.scheduler.test_core import numbers, recipe, start_all, task
+from tests.unit.scheduler.test_core import end, numbers, recipe, start_all, task
 from tests.unit.schemas.test_trusted_keys import OPERATOR, TREE, A, B
 from tests.whole_core import WholeCore
 
@@ -21,10 +22,10 @@ def test_an_unproved_task_ends_alone_and_counts_against_no_tenant() -> None:
     core = WholeCore(keyed())
     core.on_policy("default", 0)
     for number in range(5):
-        core.on_unproved(number, task(number, tenant="a"), "no key")
+        core.on_forged(number, task(number, tenant="a"))
     core.on_task(5, task(5, tenant="a"))
     starts = start_all(core)
-    assert numbers(starts) == [0, 1, 2, 3, 4, 5]
+    assert numbers(starts) == [5, 0, 1, 2, 3, 4]
     refused = [one for one in starts if one.verdict is not None]
     assert [one.task for one in refused] == [0, 1, 2, 3, 4]
     assert {(one.submitted.tenant, one.submitted.samples) for one in refused} == {(NO_TENANT, 1)}
@@ -34,7 +35,7 @@ def test_an_unproved_task_ends_alone_and_counts_against_no_tenant() -> None:
 def test_an_unproved_task_does_not_take_the_id_of_a_later_one() -> None:
     core = WholeCore(keyed(4))
     core.on_policy("default", 0)
-    core.on_unproved(0, task(7, tenant="a"), "no key")
+    core.on_forged(0, task(7, tenant="a"))
     core.on_task(1, task(7, tenant="c"))  # an open tenant takes the id in its own scope only
     core.on_task(2, task(7, tenant="a"))
     core.on_task(3, task(7, tenant="a"))
@@ -45,11 +46,11 @@ def test_an_unproved_task_does_not_take_the_id_of_a_later_one() -> None:
 def test_a_task_that_was_refused_before_a_restart_is_not_refused_again() -> None:
     core = WholeCore(keyed())
     core.on_policy("default", 0)
-    core.on_unproved(0, task(0, tenant="a"), "no key")
+    core.on_forged(0, task(0, tenant="a"))
     successor = WholeCore(keyed())
     for start in start_all(core):
         successor.on_started(start)
-    successor.on_unproved(0, task(0, tenant="a"), "no key")
+    successor.on_forged(0, task(0, tenant="a"))
     assert start_all(successor) == []
 
 
@@ -88,3 +89,57 @@ def test_nobody_displaces_the_cancellations_of_a_tenant_with_keys() -> None:
         tasks.add(cancel(str(number)))
     assert tasks.reason(task(0, task_id="mine", tenant="a")) == ""
     assert tasks.reason(task(0, task_id="mine", tenant="c")) is None
+
+
+def test_unproved_tasks_take_no_live_episode_and_no_turn_of_others() -> None:
+    core = WholeCore(recipe(groups=50, **TREE, live_episodes=4))
+    core.on_policy("default", 0)
+    for number in range(1_000):
+        core.on_forged(number, task(number, tenant="a"))
+    core.on_task(1_000, task(1_000, tenant="a"))
+    core.on_task(1_001, task(1_001, tenant="c"))
+    first = numbers(start_all(core))
+    assert first[:2] == [1_000, 1_001]
+    assert core.live == 4
+    end(core, 1_000)
+    core.on_task(1_002, task(1_002, tenant="a"))
+    assert numbers(start_all(core)) == [1_002]
+
+
+def test_few_unproved_tasks_are_live_at_a_time_and_all_of_them_end() -> None:
+    core = WholeCore(keyed())
+    for number in range(1_000):
+        core.on_forged(number, task(number, tenant="a"))
+    started = numbers(start_all(core))
+    assert started == list(range(UNPROVED_LIVE))
+    assert core.refused.unproved == 1_000 - UNPROVED_LIVE
+    assert core.queued == 0
+    while live := started[:]:
+        for number in live:
+            end(core, number)
+            assert core.finished(number)
+        started = numbers(start_all(core))
+        assert len(started) <= UNPROVED_LIVE
+    assert live == []
+    assert (core.refused.unproved, core.refused.live) == (0, 0)
+
+
+def test_a_successor_counts_unproved_tasks_that_are_live() -> None:
+    core, successor = WholeCore(keyed()), WholeCore(keyed())
+    for number in range(UNPROVED_LIVE):
+        core.on_forged(number, task(number, tenant="a"))
+    for start in start_all(core):
+        successor.on_started(start)
+    successor.on_forged(UNPROVED_LIVE, task(UNPROVED_LIVE, tenant="a"))
+    assert start_all(successor) == []
+    assert successor.live == 0
+    end(successor, 3)
+    assert numbers(start_all(successor)) == [UNPROVED_LIVE]
+
+
+def test_a_task_that_claims_the_tenant_of_unproved_ones_takes_room_like_any_other() -> None:
+    core = WholeCore(keyed())
+    core.on_policy("default", 0)
+    core.on_task(0, task(0, tenant=NO_TENANT))
+    assert numbers(start_all(core)) == [0]
+    assert (core.live, core.refused.live) == (2, 0)

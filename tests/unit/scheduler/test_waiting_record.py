@@ -61,6 +61,7 @@ def test_many_tasks_are_recorded_at_once() -> None:
         assert not records.is_due(0.0, number)
         records.on_waiting(number, holds.hold("task"))
     assert records.is_due(0.0, RECORD_EVERY_TASKS)
+    assert not records.is_due(0.0, RECORD_EVERY_TASKS, many=False)
 
 
 def test_a_successor_finds_what_waits_before_the_commit() -> None:

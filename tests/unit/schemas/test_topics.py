@@ -124,6 +124,14 @@ def test_a_digest_in_an_id_is_hexadecimal() -> None:
     assert published.event_id == "a/3/" + "ab" * 32
 
 
+def test_cancellations_by_two_tenants_of_one_task_id_are_two_events() -> None:
+    """Each counts for its own tenant's task, so none may hide the other from who reads by ids."""
+    tenants = ("search", "support", None)
+    cancelled = [events.TaskCancelled(source="s", task_id="t", tenant=one) for one in tenants]
+    assert [one.event_id for one in cancelled] == ["s/t/search", "s/t/support", "s/t"]
+    assert {one.key for one in cancelled} == {b"s/t"}
+
+
 @pytest.mark.parametrize(("topic", "policy"), [(topics.PROMPTS, None), (topics.RUNS, "a")])
 def test_a_policy_is_named_exactly_if_the_topic_has_one(
     topic: topics.Topic[TaskEnded], policy: str | None

@@ -41,6 +41,12 @@ class ContainerSource(Protocol):
     def engine(self) -> SandboxEngine:
         """What runs the containers."""
 
+    async def reach(self) -> None:
+        """Return once the host has answered. Nothing is pulled or started.
+
+        Raises InfrastructureError if it can't be reached, UsageError if it is not suitable.
+        """
+
     async def check(self) -> None:
         """Return once the host can have containers of the recipe's image.
 

@@ -40,14 +40,19 @@ class DockerContainers:
         self.expect = self._store.expect
         self.empty = engine.restart
 
-    async def check(self) -> None:
-        """Check the engine, pull the recipe's image, and pin the images that are there."""
+    async def reach(self) -> None:
+        """Check whether the engine answers and isolates containers."""
         settings, ceilings = self._whose.settings, self._whose.ceilings
         info = await self.engine.info()
         isolation = require_engine(info, settings.runtime, ceilings, self._whose.options)
         logger.info(
             "%s: containers of %s have %s", self._whose.options, self.engine.host, isolation
         )
+
+    async def check(self) -> None:
+        """Check the engine, pull the recipe's image, and pin the images that are there."""
+        await self.reach()
+        settings = self._whose.settings
         await self._images.pin(self.engine, settings.image)
         await asyncio.gather(*map(self._store.look, set(settings.images)))
         digest = self._images[settings.image].digest

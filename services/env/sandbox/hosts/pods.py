@@ -40,6 +40,10 @@ class Pods:
         self._sources = sources
         self._images: dict[str, PinnedImage] = {}
 
+    async def reach(self) -> None:
+        """Check whether the cluster answers."""
+        await self.engine.info()
+
     async def check(self) -> None:
         """Check what the worker may do and the network's policies, and start one pod.
 
@@ -49,7 +53,7 @@ class Pods:
         for image in (whose.settings.image, *whose.settings.images):
             whose.ceilings.require_image(image, whose.options)
         whose.ceilings.require_runtime(whose.settings.runtime, whose.options)
-        await self.engine.info()
+        await self.reach()
         await self._require_rights()
         if whose.settings.network == "none":
             await self._require_no_network()

@@ -22,6 +22,7 @@ from headrace.services.env.sandbox.hosts.pods import Pods
 from headrace.services.env.sandbox.hosts.sandbox_host import SandboxHost
 from headrace.services.env.sandbox.sandbox import HostSettings
 from headrace.services.processes.docker.docker_engine import DockerEngine
+from headrace.services.processes.docker.ssh_forward import SCHEME, is_ssh
 from headrace.services.processes.kubernetes.cluster_address import is_cluster
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,12 @@ REMEDIES = {
     True: "See that they answer, and that the cluster has room: `kubectl get pods` and `kubectl "
     "get events` say what a pod waits for",
 }
+
+
+def remedy(host: str) -> str:
+    """Returns what to do if a host does not answer."""
+    by_ssh = f". `ssh {host[len(SCHEME) :]}` must work without a question" if is_ssh(host) else ""
+    return f"{REMEDIES[is_cluster(host)]}{by_ssh}"
 
 
 class SandboxHosts:

@@ -18,6 +18,7 @@ from headrace.schemas.events import (
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.log.event_log import Delivery
 from headrace.services.operate.verify.invariants.log_facts import Facts, Violations
+from headrace.services.operate.verify.invariants.of_tasks.tenant_checks import UNPROVED
 from headrace.services.operate.verify.invariants.token_age import behind
 
 READ_S = 2.0
@@ -87,6 +88,8 @@ class _World:
         name = f"task {event.task}"
         purpose = event.submitted.purpose
         live, limit = self.live[purpose], self.limits[purpose]
+        if event.verdict is not None and event.verdict.code == UNPROVED:
+            return  # It takes no room.
         live.add((event.task, event.sample))
         if event.verdict is None and len(live) > limit:
             alone = all(task == event.task for task, _ in live)

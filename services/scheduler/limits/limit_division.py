@@ -21,7 +21,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from headrace.schemas.events import LimitSet, LimitShare, LimitShared, LimitUse, LoadReported
-from headrace.services.scheduler.fair_shares import Wish, fair_shares
+from headrace.services.scheduler.limits.fair_shares import Wish, fair_shares
 from headrace.services.worker.limits.limits_of import LEASE_S, Limit, new_value
 
 MARGIN_S = 2.0

@@ -11,7 +11,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import LIMITS, LOADS, SHARES, Topics
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
-from headrace.services.scheduler.limit_division import DIVIDE_S, DividedLimits
+from headrace.services.scheduler.limits.limit_division import DIVIDE_S, DividedLimits
 from headrace.services.worker.limits.limits_of import all_limits, environment_limits
 from headrace.services.worker.shard import ShardContext
 from headrace.services.worker.worker import SideStart

@@ -1,0 +1,1 @@
+"""How the scheduler divides the limits that workers share."""
