@@ -111,6 +111,7 @@ async def judge(run: Run, log: EventLog, read_to: Ends, result: Result) -> None:
     result.violations += not_parked(run, garbage, read_to)
     moody = "agent moody" in run.scenario.misbehaviour
     result.violations += untrue_stories(facts, moody=moody)
+    run.blobs.repair()
     result.violations += unstored_files(facts, run.blobs)
     result.violations += unpublished_weights(facts)
     result.violations += item_checks.check(facts, complete=True)
