@@ -175,12 +175,15 @@ class BatchAssembler:
         self._live.forget(self._frontier)
         self._waiting.judge_again(self._version, self._frontier)
 
-    def next_batch(self, now_s: float, *, passes_over: bool = True) -> BatchAssembled | None:
+    def next_batch(
+        self, now_s: float, *, passes_over: bool = True, drawn_below: float = math.inf
+    ) -> BatchAssembled | None:
         """Returns the batch that is due now, or None. The state changes only with `on_batch`.
 
         `now_s` is in epoch seconds. The same inputs give the same batch, byte for byte. Without a
         barrier, `passes_over` says whether the batch draws some of the groups that piled up and
-        drops the others, as one that a barrier held does.
+        drops the others, as one that a barrier held does. It draws from those with an offset less
+        than `drawn_below`.
         """
         if not self._waiting.trainable() or not self._may_assemble():
             return None
@@ -197,7 +200,7 @@ class BatchAssembler:
             chosen = chosen[:fresh]
             held = passes_over if self._barrier is None else self._barrier.held == version
             if held and self._passes_over:
-                chosen, unfit = self._draw(version) or (chosen, unfit)
+                chosen, unfit = self._draw(version, drawn_below) or (chosen, unfit)
             if now_s < self._patient_until() and self._strands(self._awaited(now_s), chosen):
                 return None
         chosen = list(fitting(chosen))
@@ -209,13 +212,18 @@ class BatchAssembler:
         replayed = fitting(again, taken, lambda group: size_of(group.samples))
         return self._assemble(chosen, unfit, list(replayed))
 
-    def _draw(self, version: int) -> tuple[list[WaitingGroup], list[WaitingGroup]] | None:
+    def _draw(
+        self, version: int, below: float
+    ) -> tuple[list[WaitingGroup], list[WaitingGroup]] | None:
         """Draws some of the groups that piled up: returns what to train on, and what to drop.
 
-        None if they have not piled up. The batch decides all groups up to some offset, as many as
-        fit into it. So the log says from which ones it drew, and a replay draws the same.
+        None if they have not piled up. The batch decides all groups up to some offset, so the log
+        says from which ones it drew. If too many wait for one batch, it takes half of them, and so
+        on until they fit.
         """
-        waiting = sorted(self._waiting, key=lambda one: one.offset)
+        waiting = sorted(
+            (one for one in self._waiting if one.offset < below), key=lambda one: one.offset
+        )
         while True:
             drawn = self._waiting.in_order(one for one in waiting if one.fresh)
             fresh = self._pool.full_at([group.tokens for group in drawn])

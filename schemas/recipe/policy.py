@@ -243,11 +243,12 @@ class Policy(Settings):
     @model_validator(mode="after")
     def _replays_are_weighed(self) -> Policy:
         replay = self.batches.replay
-        distills = self.training is not None and use_and_options(self.training.loss)[0] == DISTILL
-        if replay is not None and replay.weight != 1 and distills:
+        loss = use_and_options(self.training.loss)[0] if self.training is not None else ""
+        if replay is not None and replay.weight != 1 and loss in (DISTILL, DPO):
+            what = "from a teacher" if loss == DISTILL else "from pairs"
             raise ValueError(
-                "batches.replay.weight: the loss `distill` does not weigh what it learns from a "
-                "teacher. Set it to 1"
+                f"batches.replay.weight: the loss `{loss}` does not weigh what it learns {what}. "
+                "Set it to 1"
             )
         return self
 

@@ -13,6 +13,7 @@ from pydantic import Field, model_validator
 
 from headrace.schemas.recipe.agent_settings import Agent, EnvironmentSettings
 from headrace.schemas.recipe.barrier_settings import BarrierSettings, check_barrier
+from headrace.schemas.recipe.learning.pairs import check_pairs
 from headrace.schemas.recipe.learning.teacher import check_teacher
 from headrace.schemas.recipe.limit_settings import Tenant
 from headrace.schemas.recipe.policy import Policy
@@ -286,6 +287,7 @@ class Recipe(Settings):
         for name, one in self.policies.items():
             if one.training is not None:
                 check_teacher(f"policies.{name}", one, one.training, self.policies)
+                check_pairs(f"policies.{name}", one.training, self.tasks.samples)
         check_barrier(self.barrier, self.policies)
         return self
 

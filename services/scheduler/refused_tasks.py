@@ -14,8 +14,9 @@ from headrace.schemas.events import Failure
 from headrace.services.scheduler.starts import NO_TENANT, unproved
 from headrace.services.scheduler.waiting_tasks import WaitingTask
 
-UNPROVED_LIVE = 256
-"""At most so many tasks that no key has signed have started and have not ended."""
+UNPROVED_LIVE = 32
+"""At most so many tasks that no key has signed have started and have not ended. The body of each,
+of some MiB at most, is in memory when it starts."""
 UNPROVED_TASK = WaitingTask("train", NO_TENANT, 1)
 """What counts of each of them. This object itself marks them: a task may claim any tenant."""
 _UNPROVED = unproved("no trusted key has signed it")
@@ -31,7 +32,7 @@ class RefusedTask:
 
 
 class RefusedTasks:
-    """What is known of these tasks. One that no key has signed takes about 100 bytes."""
+    """What is known of these tasks. Of one that no key has signed, only the number."""
 
     def __init__(self) -> None:
         self._verdicts: OrderedDict[int, RefusedTask] = OrderedDict()

@@ -39,9 +39,15 @@ class DpoLoss(Loss):
       recorded run, `headrace replay trajectories` trains by it. In a run it learns from its own
       samples, as online DPO does (arXiv 2402.04792).
     - Pairs are found among the samples of one update, so `minibatches` above 1 makes them fewer.
+    - It compares the means of a sample's advantages over its tokens. Use an advantage that gives a
+      sample one value, so that these have the order of the rewards.
+    - Everything is summed over a sample, and not averaged over its tokens: `kl_coefficient`,
+      `entropy_bonus` and demonstrations in the same batch, too. So they weigh as many times more
+      than with `grpo` as a sample has tokens.
     - It needs the reference even if `kl_coefficient` is 0, and a look at the whole update.
     """
 
+    clips: ClassVar[bool] = False
     needs_reference: ClassVar[bool] = True
     reduction: Reduction = "constant"
     constant: int = Field(default=1, ge=1)

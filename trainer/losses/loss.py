@@ -75,6 +75,8 @@ class Loss(Settings):
     A subclass implements `terms`, and `prepare` if it needs a look at the whole update first.
     """
 
+    clips: ClassVar[bool] = True
+    """Whether a token without a gradient was clipped or masked, for the metrics."""
     needs_reference: ClassVar[bool] = False
     """Whether `MicroBatch.reference` must be there, also without a `kl_coefficient`. It costs a
     forward pass and, without an adapter, memory for a second copy of the weights."""

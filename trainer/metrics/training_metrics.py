@@ -54,6 +54,8 @@ class Totals:
         raw = lag.double().clamp(max=MAX_LAG).exp()
         weights = raw if self._cap is None else raw.clamp(max=self._cap)
         clipped = (objective.gradient == 0) & (batch.advantages != 0)
+        if not self._by.clips:
+            clipped = torch.zeros_like(clipped)
         self._meant += int((batch.advantages != 0).sum())
         self._clipped += int(clipped.sum())
         below = self._by.log_ratio(batch, logprobs) < 0

@@ -61,9 +61,11 @@ class Rebuilder:
         self._assembler.on_policy(as_published(self._policy, batch.version - 1))
         # Groups may have piled up although no barrier held the batch. Only its drops tell.
         passed_over = any(one.reason == PASSED_OVER for one in batch.dropped)
-        made = self._assembler.next_batch(float("inf"), passes_over=passed_over)
-        self._assembler.on_batch(batch)
         decided = decided_by(batch)
+        # More groups may be known, because an earlier batch decided a later one.
+        below = 1 + max((self._offsets.get(task, -1) for task in decided), default=-1)
+        made = self._assembler.next_batch(float("inf"), passes_over=passed_over, drawn_below=below)
+        self._assembler.on_batch(batch)
         if decided & self._unknown or not decided <= self._offsets.keys():
             return "unknown"
         return "same" if made == batch else "differs"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from random import Random
+from typing import Any
+
 import pytest
 
 from headrace.schemas.events import (
@@ -18,8 +21,9 @@ from headrace.schemas.events import (
 from headrace.schemas.packed import pack_f32
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.operate.replay.rebuilder import Rebuilder
-from headrace.stream_jobs.barrier import ENOUGH_BATCHES, Barrier
+from headrace.stream_jobs.barrier import ENOUGH_BATCHES, PASSED_OVER, Barrier
 from headrace.stream_jobs.batches import BatchAssembler
+from headrace.stream_jobs.groups import EVALUATE
 
 WAIT_S = 30.0
 RECIPE = Recipe.model_validate(
@@ -229,3 +233,59 @@ def test_a_replay_passes_groups_over_only_if_the_recorded_batch_did(held: bool) 
         rebuilder.on_group(a_group(task, oldest=task >= 4), task, rebuilt=True)
     rebuilder.judge(a_batch("a", 1, low_mark=2))
     assert rebuilder.judge(batch) == "same"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("most_bytes", [800, 2_000, 1_000_000])
+def test_any_batch_that_drew_is_assembled_again(
+    most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever earlier batches decided: they may have decided groups that were closed later."""
+    monkeypatch.setattr("headrace.stream_jobs.waiting_groups.BATCH_BYTES", most_bytes)
+    drawn = 0
+    for seed in range(40):
+        recipe, log, made = a_history_with_draws(Random(seed))
+        rebuilder = Rebuilder(recipe, "a", {task: task for task in range(len(log))}, len(log))
+        offset = 0
+        for batch in made:
+            while rebuilder.wants(batch):
+                rebuilder.on_group(log[offset], offset, rebuilt=True)
+                offset += 1
+            assert rebuilder.judge(batch) == "same", seed
+            drawn += any(one.reason == PASSED_OVER for one in batch.dropped)
+    assert drawn > 20
+
+
+def a_history_with_draws(
+    random: Random,
+) -> tuple[Recipe, list[GroupClosed], list[BatchAssembled]]:
+    """Groups of all kinds, and the batches of a job that was held now and then."""
+    batches: dict[str, Any] = {
+        "groups": random.choice([2, 3]),
+        "batch_wait_s": WAIT_S,
+        "order": random.choice(["edf", "fifo"]),
+        **random.choice([{}, {"tokens": 5}]),
+        **random.choice([{}, {"replay": {"share": 0.5}}]),
+    }
+    tree = RECIPE.model_dump(mode="json")
+    for policy in tree["policies"].values():
+        policy["batches"] = batches
+    recipe = Recipe.model_validate(tree)
+    job = BatchAssembler(recipe, "a")
+    job.on_policy(a_version("a", 0))
+    log, made = list[GroupClosed](), list[BatchAssembled]()
+    for _ in range(random.randint(3, 10)):
+        for _ in range(random.choice([0, 3, 20, 90])):
+            group = a_group(len(log), oldest=random.choice([-1, len(made), len(made), 0]))
+            if random.random() < 0.15:
+                reason = random.choice([EVALUATE, "zero_advantage"])
+                group = group.model_copy(
+                    update={"verdict": "dropped", "reason": reason, "samples": ()}
+                )
+            job.on_group(group, len(log))
+            log.append(group)
+        if batch := job.next_batch(1.0, passes_over=random.random() < 0.5):
+            made.append(batch)
+            job.on_batch(batch)
+            job.on_policy(a_version("a", batch.version))
+    return recipe, log, made

@@ -22,7 +22,7 @@ from headrace.services.env.sandbox.hosts.pods import Pods
 from headrace.services.env.sandbox.hosts.sandbox_host import SandboxHost
 from headrace.services.env.sandbox.sandbox import HostSettings
 from headrace.services.processes.docker.docker_engine import DockerEngine
-from headrace.services.processes.docker.ssh_forward import SCHEME, is_ssh
+from headrace.services.processes.docker.ssh_forward import is_ssh, read_ssh_address
 from headrace.services.processes.kubernetes.cluster_address import is_cluster
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,10 @@ REMEDIES = {
 
 def remedy(host: str) -> str:
     """Returns what to do if a host does not answer."""
-    by_ssh = f". `ssh {host[len(SCHEME) :]}` must work without a question" if is_ssh(host) else ""
+    by_ssh = ""
+    if is_ssh(host):
+        command = " ".join(read_ssh_address(host).command())
+        by_ssh = f". `{command}` must work without a question"
     return f"{REMEDIES[is_cluster(host)]}{by_ssh}"
 
 

@@ -75,7 +75,7 @@ def test_all_hosts_that_do_not_answer_are_named_with_the_reason_and_what_to_do(
     assert "FileNotFoundError" in text
     assert f"{quiet} can't be used (no answer in 1 s)" in text
     assert "Permission denied (publickey)" in text
-    assert "`ssh far` must work without a question" in text
+    assert "`ssh -- far` must work without a question" in text
     assert "DOCKER_HOST" in text
     assert "engine.sock can't" not in text
 
