@@ -16,16 +16,22 @@ from tests.simulation.forgeries import PUBLIC
 REQUESTS = "requests"
 """An act: somebody writes tasks and cancellations of tenants with keys. Some are forged."""
 UNPROVED_LIMITS: dict[str, tuple[int, ...]] = {
-    "headrace.services.scheduler.refused_tasks:UNPROVED_LIVE": (1, 3, 256),
+    "headrace.services.scheduler.refused_tasks:UNPROVED_LIVE": (1, 3, 32),
     "headrace.services.scheduler.service:UNPROVED_HIGH": (2, 100_000),
 }
 """Module constants and what they may be in such a run."""
 SOURCE = "requests"
+ENOUGH_SLOTS = 8
 
 
 def with_keys(recipe: Recipe) -> Recipe:
-    """The recipe, with keys of two tenants and of an operator."""
+    """The recipe, with keys of two tenants and of an operator.
+
+    It has slots for the tasks of the tenants as well, so that none waits as long as it may live.
+    """
     tree = recipe.model_dump(mode="json")
+    slots = tree["environments"]["default"]["slots"]
+    tree["environments"]["default"]["slots"] = max(slots, ENOUGH_SLOTS)
     tree["scheduler"]["operators"] = [PUBLIC["operator"]]
     tree["scheduler"]["tenants"] |= {
         "team": {"keys": [PUBLIC["team"]]},
