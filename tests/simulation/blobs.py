@@ -41,7 +41,7 @@ class SharedBlobs:
         self._chronicle = chronicle
         self._readable_at: dict[bytes, float] = {}
 
-    def put(self, data: bytes, media: str = "") -> Blob:
+    def put(self, data: bytes | Path, media: str = "") -> Blob:
         """See BlobStore."""
         chance = loop().random
         if chance.random() < self._faults.refused:
