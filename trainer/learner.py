@@ -30,14 +30,11 @@ from headrace.trainer.learning_rate import learning_rate_at
 from headrace.trainer.losses.load_loss import load_loss
 from headrace.trainer.losses.objective import cross_entropy, objective
 from headrace.trainer.metrics.training_metrics import Totals
-from headrace.trainer.model_loading import (
-    position_limit,
-    trained_tensors,
-    weights_file,
-)
+from headrace.trainer.model_loading import position_limit, trained_tensors
 from headrace.trainer.ranks.learner_state import LearnerState
 from headrace.trainer.ranks.ranks import ALONE, Ranks, whole_tensor
 from headrace.trainer.ranks.sharded_loading import load_shards
+from headrace.trainer.ranks.streamed_weights import StreamedWeights
 from headrace.trainer.sequences import (
     Floats,
     Stopped,
@@ -81,7 +78,7 @@ class Learner:
         self._loss = load_loss(self._settings.loss)
         self._parameters = list(self._masters.by_name.values())
         self._reference = (
-            Reference(self._masters.in_model, self.weights(), ranks)
+            Reference(self._masters.in_model, self._streamed().digest(), ranks)
             if self._settings.kl_coefficient > 0 or self._loss.needs_reference
             else None
         )
@@ -105,11 +102,16 @@ class Learner:
     def weights(self) -> bytes:
         """Returns the trained weights, or the adapter, as a safetensors file in the policy's dtype.
 
-        All ranks must call it. Those above 0 get a file without tensors.
+        All ranks must call it. Rank 0 holds all weights, and the others get no bytes.
         """
-        return weights_file(
-            self._ranks.whole(trained_tensors(self._model), self._dtype), self._dtype
-        )
+        return self._streamed().in_memory()
+
+    def write_weights(self, path: Path) -> None:
+        """Writes to a file what `weights` returns, as `StreamedWeights.write`."""
+        self._streamed().write(path)
+
+    def _streamed(self) -> StreamedWeights:
+        return StreamedWeights(trained_tensors(self._model), self._dtype, self._ranks)
 
     def train(
         self, updates: Sequence[UpdateBatch], stop: threading.Event | None = None

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from headrace.services.models.blobs import disk_errors
+from headrace.services.models.weights import WeightsFile
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.checkpoint import Checkpoints
 from headrace.trainer.contract.training_session import TrainingSession
@@ -58,6 +62,9 @@ class Trainer:
         self._checkpoints = Checkpoints(
             context.state / "checkpoints" / publisher.policy, settings.keep_checkpoints
         )
+        self._unpublished = context.state / "unpublished" / publisher.policy
+        """The files of weights that are published now, or that the next delta starts from."""
+        self._numbers = count()
         self._warned = False
         """Whether it said that the learning rate is 0."""
 
@@ -65,6 +72,11 @@ class Trainer:
         """Resumes, then trains on one batch after the other until the process is to stop."""
         stopping = asyncio.create_task(self._context.stopping.wait())
         try:
+            with disk_errors(f"empty {self._unpublished}"):
+                if self._unpublished.exists():  # A process that was killed may have left files.
+                    shutil.rmtree(self._unpublished)
+                if self._learner.processes > 1:
+                    self._unpublished.mkdir(parents=True)
             if self._session.history.newest is not None:
                 await self._load_checkpoint()
             await self._session.begin(self._weights)
@@ -81,8 +93,13 @@ class Trainer:
             await self._in_thread(lambda: self._learner.load(state))
             self._session.continue_from(checkpoint)
 
-    async def _weights(self) -> bytes:
-        return await self._in_thread(self._learner.weights)
+    async def _weights(self) -> WeightsFile:
+        """Returns the weights of the current version: a file on disk if several processes train."""
+        if self._learner.processes == 1:
+            return await self._in_thread(self._learner.weights)
+        path = self._unpublished / f"{next(self._numbers)}.safetensors"
+        await self._in_thread(lambda: self._learner.write_weights(path))
+        return path
 
     async def _train_all(self, stopping: asyncio.Task[bool]) -> None:
         """Trains on one batch after the other. The next one is fetched meanwhile."""

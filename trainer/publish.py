@@ -19,7 +19,7 @@ from headrace.services.kafka.broker import FencedWriter
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, read_events, require_beginning
 from headrace.services.log.signatures import PublicationSigner, find_signer
-from headrace.services.models.weights import model_folder
+from headrace.services.models.weights import WeightsFile, model_folder
 from headrace.services.worker.service_context import ServiceContext
 from headrace.trainer.metrics.exported_metrics import note_version
 from headrace.trainer.versions import StoredVersion, VersionStore
@@ -125,7 +125,7 @@ class Publisher:
         self,
         version: int,
         status: Status,
-        weights: bytes,
+        weights: WeightsFile,
         metrics: Mapping[str, float] | None = None,
         logprobs: bytes | None = None,
         **fields: Any,
@@ -142,7 +142,7 @@ class Publisher:
         await self._write(version, status, stored, metrics or {}, **fields)
         return stored
 
-    async def resume(self, newest: PolicyPublished, weights: bytes) -> StoredVersion:
+    async def resume(self, newest: PolicyPublished, weights: WeightsFile) -> StoredVersion:
         """Continues from the newest version of the log, whose weights were made again.
 
         Publishes the version again if these weights differ from the published ones, or if the store

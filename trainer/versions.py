@@ -9,15 +9,17 @@ the same way; their base is stored once.
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from headrace.errors import BlobError
 from headrace.schemas.events import Blob, PolicyPublished, WeightsDelta
-from headrace.services.models.blobs import BlobStore
-from headrace.services.models.deltas import diff
-from headrace.services.models.weights import weights_digest
+from headrace.services.models.blobs import BlobStore, disk_errors
+from headrace.services.models.deltas import diff, write_diff
+from headrace.services.models.weights import WeightsFile, weights_digest
 
 logger = logging.getLogger(__name__)
 
@@ -52,8 +54,10 @@ class StoredVersion:
 class VersionStore:
     """Stores one policy's versions one after the other. All methods block.
 
-    Keeps the newest weights in memory: the next delta starts from them, and they are stored again
-    if the blob store loses them. Methods that store raise DependencyError if the store can't.
+    Keeps the newest weights: the next delta starts from them, and they are stored again if the blob
+    store loses them. Weights that are a file on disk stay there, and the store removes the file
+    once it has newer weights. So it never holds them in memory. Methods that store raise
+    DependencyError if the store can't.
     """
 
     def __init__(self, blobs: BlobStore, full_every: int = 1) -> None:
@@ -61,7 +65,7 @@ class VersionStore:
         self._blobs = blobs
         self._full_every = full_every
         self._version = -1
-        self._weights = b""
+        self._weights: WeightsFile = b""
         self._stored: StoredVersion | None = None
         self._base: tuple[Blob, Callable[[], bytes]] | None = None
 
@@ -75,13 +79,13 @@ class VersionStore:
         """Stores what `pack_logprobs` returned."""
         return self._blobs.put(packed, "application/octet-stream")
 
-    def add(self, version: int, weights: bytes) -> StoredVersion:
-        """Stores the next version. `weights` is a safetensors file."""
+    def add(self, version: int, weights: WeightsFile) -> StoredVersion:
+        """Stores the next version. A file on disk belongs to this object from then on."""
         digest = weights_digest(weights)
         stored = self._following(version, weights, digest)
         return self._keep(version, weights, stored or self._in_full(version, weights, digest))
 
-    def resume(self, newest: PolicyPublished, weights: bytes) -> StoredVersion:
+    def resume(self, newest: PolicyPublished, weights: WeightsFile) -> StoredVersion:
         """Continues from a published version with these weights, and stores them if need be.
 
         If the result is not what the publication names, the version must be published again.
@@ -117,13 +121,16 @@ class VersionStore:
         self._stored = after
         return after, after != before
 
-    def _keep(self, version: int, weights: bytes, stored: StoredVersion) -> StoredVersion:
-        self._version, self._weights, self._stored = version, weights, stored
+    def _keep(self, version: int, weights: WeightsFile, stored: StoredVersion) -> StoredVersion:
+        before, self._weights = self._weights, weights
+        self._version, self._stored = version, stored
+        if isinstance(before, Path) and before != weights:
+            before.unlink(missing_ok=True)
         if self._base is not None and not self._blobs.holds(self._base[0]):
             self._repair_base()
         return stored
 
-    def _following(self, version: int, weights: bytes, digest: bytes) -> StoredVersion | None:
+    def _following(self, version: int, weights: WeightsFile, digest: bytes) -> StoredVersion | None:
         """Stores a version as a delta. Returns None if it must be stored in full."""
         before = self._stored
         if before is None:
@@ -138,17 +145,27 @@ class VersionStore:
             )
             return None
         chain = sum(delta.blob.size for delta in before.deltas)
-        delta = diff(self._weights, weights, limit=before.full.size - chain)
-        if delta is None:
+        blob = self._put_delta(weights, before.full.size - chain)
+        if blob is None:
             return None
-        link = WeightsDelta(
-            blob=self._blobs.put(delta, SAFETENSORS),
-            from_version=self._version,
-            to_version=version,
-        )
+        link = WeightsDelta(blob=blob, from_version=self._version, to_version=version)
         return StoredVersion(digest, before.full, before.full_version, (*before.deltas, link))
 
-    def _repaired(self, version: int, weights: bytes, stored: StoredVersion) -> StoredVersion:
+    def _put_delta(self, weights: WeightsFile, limit: int) -> Blob | None:
+        """Stores the delta to these weights. Returns None if it has `limit` bytes or more."""
+        if isinstance(weights, bytes):
+            delta = diff(self._weights, weights, limit)
+            return None if delta is None else self._blobs.put(delta, SAFETENSORS)
+        with (
+            disk_errors(f"write a delta beside {weights}"),
+            tempfile.NamedTemporaryFile(dir=weights.parent) as file,
+        ):
+            if not write_diff(self._weights, weights, limit, cast("BinaryIO", file)):
+                return None
+            file.flush()
+            return self._blobs.put(Path(file.name), SAFETENSORS)
+
+    def _repaired(self, version: int, weights: WeightsFile, stored: StoredVersion) -> StoredVersion:
         """Returns `stored` if the store has all its blobs; else stores the weights in full."""
         try:
             for blob in stored.blobs:
@@ -169,5 +186,5 @@ class VersionStore:
             logger.error("the base weights of the adapters are stored again: %s", error)
             self._blobs.put(file(), SAFETENSORS)
 
-    def _in_full(self, version: int, weights: bytes, digest: bytes) -> StoredVersion:
+    def _in_full(self, version: int, weights: WeightsFile, digest: bytes) -> StoredVersion:
         return StoredVersion(digest, self._blobs.put(weights, SAFETENSORS), version)

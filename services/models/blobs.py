@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from headrace.schemas.events import Blob
 from headrace.services.base.files import file_digest, sync_path
 from headrace.services.models.blob_owners import BlobOwners, SmallFiles, StoredBlob
 
+COPIED_BYTES = 1 << 20
+"""How many bytes of a file are copied at once."""
 _HEX = "[0-9a-f]"
 
 
@@ -29,11 +32,12 @@ class BlobStore(Protocol):
     owners: BlobOwners
     """Who needs which blob."""
 
-    def put(self, data: bytes, media: str = "") -> Blob:
+    def put(self, data: bytes | Path, media: str = "") -> Blob:
         """Marks a blob as needed by the store's owner, and stores it. Putting it again is harmless.
 
-        `media` is the media type that the returned Blob carries. The blob is durable on return.
-        Raises DependencyError if the store can't take the blob; then no part of it remains.
+        A file is read in pieces, and must not change meanwhile. `media` is the media type that the
+        returned Blob carries. The blob is durable on return. Raises DependencyError if the store
+        can't take the blob; then no part of it remains.
         """
 
     def claim(self, blob: Blob) -> None:
@@ -69,7 +73,7 @@ class LocalBlobStore(BlobStore):
         self._root = root.absolute()
         self.owners = BlobOwners(LocalFiles(self._root), owner)
 
-    def put(self, data: bytes, media: str = "") -> Blob:
+    def put(self, data: bytes | Path, media: str = "") -> Blob:
         blob = describe(data, media)
         with disk_errors(f"write a blob to {self._root}"):
             self.claim(blob)
@@ -80,7 +84,11 @@ class LocalBlobStore(BlobStore):
             temporary = Path(name)
             try:
                 with os.fdopen(handle, "wb") as file:
-                    file.write(data)
+                    if isinstance(data, bytes):
+                        file.write(data)
+                    else:
+                        with data.open("rb") as source:
+                            shutil.copyfileobj(source, file, COPIED_BYTES)
                     file.flush()
                     os.fsync(file.fileno())
                 self._move_in(temporary, self._path(blob))
@@ -195,8 +203,14 @@ class LocalFiles(SmallFiles):
         (self._root / path).unlink(missing_ok=True)
 
 
-def describe(data: bytes, media: str) -> Blob:
-    """Returns the reference to a blob with these bytes."""
+def describe(data: bytes | Path, media: str) -> Blob:
+    """Returns the reference to a blob with these bytes, or with those of a file.
+
+    Raises DependencyError if the file can't be read.
+    """
+    if isinstance(data, Path):
+        with disk_errors(f"read {data}"):
+            return Blob(sha256=file_digest(data), size=data.stat().st_size, media=media)
     return Blob(sha256=hashlib.sha256(data).digest(), size=len(data), media=media)
 
 

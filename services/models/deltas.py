@@ -14,51 +14,140 @@ NaNs keep their payload, and zeros keep their sign. All functions block.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import BlobError
-from headrace.services.models.weights import DTYPE_BYTES, TensorEntry, read_entries
+from headrace.services.models.weights import (
+    DTYPE_BYTES,
+    TensorEntry,
+    TensorKind,
+    WeightsFile,
+    file_header,
+    read_entries,
+)
 
 Bytes = NDArray[np.uint8]
 
 GAP = 255
 """The byte that stands for 255 unchanged elements and no changed one."""
+PIECE = 1 << 20
+"""How many elements are compared at once: a multiple of 8, so that masks have whole bytes."""
 BITS = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
 """The dtype to read an element of so many bytes."""
 
 
-def diff(before: bytes, after: bytes, limit: int) -> bytes | None:
-    """Returns the delta from `before` to `after`, two safetensors files.
+def diff(before: WeightsFile, after: WeightsFile, limit: int) -> bytes | None:
+    """Returns in memory what `write_diff` writes, or None if it writes nothing."""
+    file = io.BytesIO()
+    return file.getvalue() if write_diff(before, after, limit, file) else None
 
-    Returns None if their tensors differ in name, dtype or shape, or if the delta would have `limit`
-    bytes or more.
+
+def write_diff(before: WeightsFile, after: WeightsFile, limit: int, file: BinaryIO) -> bool:
+    """Writes the delta from `before` to `after`, two safetensors files.
+
+    Takes the memory of a few pieces of a tensor, unless the files are in memory. Writes nothing and
+    returns False if their tensors differ in name, dtype or shape, or if the delta would have
+    `limit` bytes or more. Raises BlobError if a file can't be read.
     """
     old, new = (list(read_entries(data).values()) for data in (before, after))
     if [_kind(entry) for entry in old] != [_kind(entry) for entry in new]:
-        return None
-    parts: dict[str, tuple[str, bytes]] = {}
+        return False
+    first, second = _bytes_of(before), _bytes_of(after)
+    changes: list[_Change] = []
     size = 0
     for was, entry in zip(old, new, strict=True):
-        a, b = _elements(before, was), _elements(after, entry)
-        changed = a != b
-        count = int(np.count_nonzero(changed))
-        if not count:
-            continue
-        # Compare a lower bound of the size first: the positions take eight bytes each in memory.
-        if size + count * b.itemsize + min(count, len(b) // 8) >= limit:
-            return None
-        kind, positions = _encode(changed)
-        parts[f"{kind}/{entry.name}"] = ("U8", positions)
-        parts[f"values/{entry.name}"] = (entry.dtype, b[changed].tobytes())
-        size += len(positions) + count * b.itemsize
-    delta = _container(parts)
-    return delta if len(delta) < limit else None
+        change = _Change.between(entry, _elements(first, was), _elements(second, entry))
+        if change.count:
+            changes.append(change)
+            size += change.size
+            if size >= limit:
+                return False
+    header = file_header(kind for change in changes for kind in change.kinds())
+    if len(header) + size >= limit:
+        return False
+    file.write(header)
+    for change in changes:
+        for piece in (*change.positions(), *change.values()):
+            file.write(piece)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A tensor before and after, how many of its elements changed, and the bytes of their gaps."""
+
+    entry: TensorEntry
+    before: NDArray[np.unsignedinteger]
+    after: NDArray[np.unsignedinteger]
+    count: int = 0
+    gap_bytes: int = 0
+
+    @classmethod
+    def between(
+        cls,
+        entry: TensorEntry,
+        before: NDArray[np.unsignedinteger],
+        after: NDArray[np.unsignedinteger],
+    ) -> _Change:
+        change = cls(entry, before, after)
+        count = gap_bytes = 0
+        for gaps in change._gaps():
+            count += len(gaps)
+            gap_bytes += len(gaps) + int((gaps // GAP).sum())
+        return replace(change, count=count, gap_bytes=gap_bytes)
+
+    @property
+    def _mask_bytes(self) -> int:
+        return -(-len(self.after) // 8)
+
+    @property
+    def size(self) -> int:
+        return min(self.gap_bytes, self._mask_bytes) + self.count * self.after.itemsize
+
+    def kinds(self) -> list[TensorKind]:
+        name, masked = self.entry.name, self.gap_bytes >= self._mask_bytes
+        kind, size = ("mask", self._mask_bytes) if masked else ("gaps", self.gap_bytes)
+        return [
+            (f"{kind}/{name}", "U8", (size,)),
+            (f"values/{name}", self.entry.dtype, (self.count,)),
+        ]
+
+    def positions(self) -> Iterator[bytes]:
+        if self.gap_bytes >= self._mask_bytes:
+            for _, changed in self._changed():
+                yield np.packbits(changed, bitorder="little").tobytes()
+            return
+        for gaps in self._gaps():
+            skips = gaps // GAP
+            written = np.full(int(skips.sum()) + len(gaps), GAP, dtype=np.uint8)
+            written[np.cumsum(skips + 1) - 1] = gaps % GAP
+            yield written.tobytes()
+
+    def values(self) -> Iterator[bytes]:
+        for first, changed in self._changed():
+            yield self.after[first : first + PIECE][changed].tobytes()
+
+    def _changed(self) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+        for first in range(0, len(self.after), PIECE):
+            part = slice(first, first + PIECE)
+            yield first, self.before[part] != self.after[part]
+
+    def _gaps(self) -> Iterator[NDArray[np.int64]]:
+        """Yields, by piece, how many unchanged elements precede each changed one."""
+        last = -1
+        for first, changed in self._changed():
+            found = np.flatnonzero(changed) + first
+            if len(found):
+                yield np.diff(found, prepend=last) - 1
+                last = int(found[-1])
 
 
 def apply(weights: Path, delta: Path) -> None:
@@ -115,38 +204,22 @@ def _positions(
     return positions
 
 
-def _encode(changed: NDArray[np.bool_]) -> tuple[str, bytes]:
-    """Writes the positions of true elements in the smaller form: its kind, and its bytes."""
-    gaps = np.diff(np.flatnonzero(changed), prepend=-1) - 1
-    skips = gaps // GAP
-    if int(skips.sum()) + len(gaps) >= -(-len(changed) // 8):
-        return "mask", np.packbits(changed, bitorder="little").tobytes()
-    written = np.full(int(skips.sum()) + len(gaps), GAP, dtype=np.uint8)
-    written[np.cumsum(skips + 1) - 1] = gaps % GAP
-    return "gaps", written.tobytes()
+def _bytes_of(data: WeightsFile) -> Bytes:
+    if isinstance(data, bytes):
+        return np.frombuffer(data, dtype=np.uint8)
+    try:
+        return np.memmap(data, dtype=np.uint8, mode="r")
+    except OSError as error:
+        raise BlobError(f"can't read weights {data}: {error}") from error
 
 
-def _elements(data: bytes | Bytes, entry: TensorEntry) -> NDArray[np.unsignedinteger]:
+def _elements(data: Bytes, entry: TensorEntry) -> NDArray[np.unsignedinteger]:
     """A flat view of a tensor's elements as unsigned integers of the same width."""
-    whole = np.frombuffer(data, dtype=np.uint8) if isinstance(data, bytes) else data
-    return whole[entry.start : entry.end].view(BITS[DTYPE_BYTES[entry.dtype]])
+    return data[entry.start : entry.end].view(BITS[DTYPE_BYTES[entry.dtype]])
 
 
-def _kind(entry: TensorEntry) -> tuple[str, str, Sequence[int]]:
+def _kind(entry: TensorEntry) -> TensorKind:
     return entry.name, entry.dtype, entry.shape
-
-
-def _container(parts: Mapping[str, tuple[str, bytes]]) -> bytes:
-    """A safetensors file of flat tensors. `parts` maps each name to dtype and bytes."""
-    header: dict[str, object] = {}
-    end = 0
-    for name, (dtype, data) in parts.items():
-        start, end = end, end + len(data)
-        shape = [len(data) // DTYPE_BYTES[dtype]]
-        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return b"".join([len(text).to_bytes(8, "little"), text, *(data for _, data in parts.values())])
 
 
 def _damaged(delta: Path, reason: str) -> BlobError:

@@ -89,7 +89,7 @@ class RemoteBlobStore(BlobStore, SmallFiles):
         except ValueError as error:
             raise UsageError(f"blob store {url!r}: {error}") from error
 
-    def put(self, data: bytes, media: str = "") -> Blob:
+    def put(self, data: bytes | Path, media: str = "") -> Blob:
         """Always uploads: an existing blob may be damaged."""
         blob = describe(data, media)
         self.claim(blob)
@@ -97,7 +97,10 @@ class RemoteBlobStore(BlobStore, SmallFiles):
 
         def upload() -> None:
             self._files.makedirs(key.rpartition("/")[0], exist_ok=True)
-            self._files.pipe_file(key, data)
+            if isinstance(data, bytes):
+                self._files.pipe_file(key, data)
+            else:
+                self._files.put_file(str(data), key)
             if (size := self._size(key)) != blob.size:
                 raise OSError(f"{size} of {blob.size} bytes arrived")
 

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.services.models.blobs import disk_errors
-from headrace.services.models.weights import DTYPE_BYTES, TensorEntry, read_chunks, read_entries
+from headrace.services.models.weights import (
+    DTYPE_BYTES,
+    TensorEntry,
+    file_header,
+    read_chunks,
+    read_entries,
+)
 
 SHARD_BYTES = 5_000_000_000
 """The most bytes of tensors in one file, unless a single tensor is larger."""
@@ -90,16 +96,9 @@ def _write(
     changed: Mapping[str, Callable[[], bytes]],
     on_bytes: Callable[[int], None],
 ) -> None:
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for one in shard:
-        start, end = end, end + one.size
-        offsets = {"data_offsets": [start, end]}
-        header[one.entry.name] = {"dtype": one.entry.dtype, "shape": one.entry.shape, **offsets}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+    kinds = ((one.entry.name, one.entry.dtype, one.entry.shape) for one in shard)
     with path.open("xb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(file_header(kinds, {"format": "pt"}))
         for one in shard:
             change = changed.get(one.entry.name)
             for chunk in [change()] if change else read_chunks(one.path, one.entry):

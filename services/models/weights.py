@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -38,6 +38,10 @@ DTYPE_BYTES = {
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
 """Bytes of one element."""
+TensorKind = tuple[str, str, tuple[int, ...]]
+"""A tensor's name, dtype and shape."""
+WeightsFile = bytes | Path
+"""A safetensors file, in memory or on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,6 @@ def weights_digest(*sources: Path | bytes) -> bytes:
     The digest does not depend on the layout of a file, and not on how many files hold the tensors.
     Raises BlobError if a file can't be read or is damaged, or if two files hold the same tensor.
     """
-    sha256 = hashlib.sha256()
     with ExitStack() as opened:
         found: dict[str, tuple[TensorEntry, BinaryIO, str]] = {}
         for source in sources:
@@ -86,12 +89,33 @@ def weights_digest(*sources: Path | bytes) -> bytes:
                 if entry.name in found:
                     raise _damaged(name, f"another file has tensor {entry.name!r} too")
                 found[entry.name] = entry, file, name
-        for _, (entry, file, name) in sorted(found.items()):
-            head = json.dumps([entry.name, entry.dtype, entry.shape]).encode()
-            sha256.update(len(head).to_bytes(8, "little") + head)
-            for chunk in _chunks(file, entry, name):
-                sha256.update(chunk)
+        return tensors_digest(
+            ((entry.name, entry.dtype, entry.shape), _chunks(file, entry, name))
+            for _, (entry, file, name) in sorted(found.items())
+        )
+
+
+def tensors_digest(tensors: Iterable[tuple[TensorKind, Iterable[bytes]]]) -> bytes:
+    """Returns the `weights_digest` of tensors, each with its bytes in pieces, sorted by name."""
+    sha256 = hashlib.sha256()
+    for kind, chunks in tensors:
+        head = json.dumps(kind).encode()
+        sha256.update(len(head).to_bytes(8, "little") + head)
+        for chunk in chunks:
+            sha256.update(chunk)
     return sha256.digest()
+
+
+def file_header(kinds: Iterable[TensorKind], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Returns what precedes the tensors' bytes in a safetensors file, in this order."""
+    header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
+    end = 0
+    for name, dtype, shape in kinds:
+        start, end = end, end + prod(shape) * DTYPE_BYTES[dtype]
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
 
 
 def read_chunks(source: Path, entry: TensorEntry) -> Iterator[bytes]:

@@ -175,7 +175,7 @@ def test_training_goes_on_while_a_version_is_stored(tmp_path: Path) -> None:
     waited: list[bool] = []
 
     class Slow(LocalBlobStore):
-        def put(self, data: bytes, media: str = "") -> Blob:
+        def put(self, data: bytes | Path, media: str = "") -> Blob:
             if media == SAFETENSORS and not stored.is_set():
                 waited.append(trained.wait(BOUND_S))
                 stored.set()

@@ -42,7 +42,7 @@ class SharedBlobs:
         self._readable_at: dict[bytes, float] = {}
         self._torn: dict[Path, bytes] = {}
 
-    def put(self, data: bytes, media: str = "") -> Blob:
+    def put(self, data: bytes | Path, media: str = "") -> Blob:
         """See BlobStore."""
         chance = loop().random
         if chance.random() < self._faults.refused:

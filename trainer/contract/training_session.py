@@ -22,6 +22,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import BATCHES
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import CaughtUp, EventStream, follow_events
+from headrace.services.models.weights import WeightsFile
 from headrace.trainer.checkpoint import Checkpoint
 from headrace.trainer.loader import PreparedBatch, load_batch
 from headrace.trainer.publish import History, Publisher, Status
@@ -33,7 +34,7 @@ CHECK_S = 60.0
 """How often an idle trainer checks that the blob store has the newest weights. Without them no
 worker serves the version, so no batch might ever come."""
 
-Weights = Callable[[], Awaitable[bytes]]
+Weights = Callable[[], Awaitable[WeightsFile]]
 """Returns the weights of the version that the trainer has now, as a safetensors file."""
 
 

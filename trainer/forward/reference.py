@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from headrace.errors import UsageError
-from headrace.services.models.weights import weights_digest
 from headrace.trainer.ranks.ranks import ALONE, Ranks, own_part
 
 DIGEST = "version_0"
@@ -24,13 +23,12 @@ def digest_tensor(digest: bytes) -> Tensor:
 class Reference:
     """A copy of the weights that learn, as they are in version 0."""
 
-    def __init__(self, learning: Sequence[Tensor], weights: bytes, ranks: Ranks = ALONE) -> None:
-        """`learning` are the tensors in the model. `weights` is version 0 as it is published, in
-        rank 0."""
+    def __init__(self, learning: Sequence[Tensor], digest: bytes, ranks: Ranks = ALONE) -> None:
+        """`learning` are the tensors in the model. `digest` is that of version 0's weights."""
         self._learning = learning
         self._ranks = ranks
         self._first = [own_part(one.detach()).clone() for one in learning]
-        self._digest = digest_tensor(ranks.gather(weights_digest(weights))[0])
+        self._digest = digest_tensor(digest)
 
     @contextmanager
     def in_model(self) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -123,27 +123,6 @@ class Ranks:
         if self.sum(torch.tensor(len(failed))):
             raise next(errors[0] for errors in self.gather(failed) if errors)
         return made[0]
-
-    def whole(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-        """Returns tensors put together in rank 0, floats in `dtype` and on the CPU.
-
-        They are put together one at a time. Other ranks get none. One process gets its own tensors.
-        Names of the same tensor have the same one again.
-        """
-        if not self.several:
-            return dict(tensors)
-        made: dict[int, Tensor] = {}
-        with self.noticing():
-            for tensor in tensors.values():
-                if id(tensor) in made:
-                    continue
-                full = whole_tensor(tensor.detach())
-                if self.rank == 0:
-                    kept = full.to(dtype) if full.is_floating_point() else full
-                    made[id(tensor)] = kept.cpu()
-                else:
-                    made[id(tensor)] = torch.empty(0)
-        return {name: made[id(one)] for name, one in tensors.items()} if self.rank == 0 else {}
 
     @contextmanager
     def noticing(self) -> Iterator[None]:

@@ -59,9 +59,14 @@ class SharedLearner:
         return self._learner.start_logprobs
 
     def weights(self) -> bytes:
-        """As in `Learner`. The tensors are put together one at a time."""
+        """As in `Learner`."""
         self._group.tell("weights")
         return self._learner.weights()
+
+    def write_weights(self, path: Path) -> None:
+        """As in `Learner`."""
+        self._group.tell("write_weights", path)
+        self._learner.write_weights(path)
 
     def train(
         self, updates: Sequence[UpdateBatch], stop: threading.Event | None = None
@@ -117,6 +122,7 @@ def follow(group: RankGroup, check: Callable[[], None] = lambda: None) -> None:
 def _repeat(learner: Learner, method: str, *arguments: object) -> None:
     work: dict[str, Callable[..., object]] = {
         "weights": learner.weights,
+        "write_weights": learner.write_weights,
         "train": learner.train,
         "cross_entropy": learner.cross_entropy,
         "save": learner.save,

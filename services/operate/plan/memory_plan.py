@@ -80,8 +80,8 @@ class MemoryPlan:
         """Returns the bytes of each part in the memory of one rank's host, without other services.
 
         What a rank loads is in float32: its shard, or the whole model if its embeddings are tied.
-        What it publishes are the newest weights and the version before, from which the delta is
-        made.
+        What one process publishes are the newest weights and the version before, from which the
+        delta is made. Those of several processes are files on disk.
         """
         found: dict[str, int] = {}
         for name, (policy, shape) in self.policies.items():
@@ -92,7 +92,7 @@ class MemoryPlan:
                 found |= {f"{name}: {part}": size for part, size in trainer.parts().items()}
             readers = 1 if shape.tied or policy.training is None else policy.training.processes
             found[f"{name}: model while it is loaded"] = 4 * shape.parameters // readers
-            found[f"{name}: published weights"] = 2 * trainer.published
+            found[f"{name}: published weights"] = 2 * trainer.published * (trainer.ranks == 1)
             found[f"{name}: copy to undo a batch"] = trainer.rollback
         return {part: size for part, size in found.items() if size}
 

@@ -7,6 +7,8 @@ import os
 import resource
 import signal
 import stat
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -116,3 +118,20 @@ def test_what_nothing_here_serves_is_refused(tmp_path: Path, url: str, reason: s
         pytest.skip("s3fs is installed")
     with pytest.raises(UsageError, match=reason):
         open_blob_store(url, tmp_path, None)
+
+
+def test_a_file_whose_put_is_killed_is_not_there_and_can_be_put_again(tmp_path: Path) -> None:
+    store, file = LocalBlobStore(tmp_path / "blobs"), tmp_path / "file"
+    file.write_bytes(b"data" * 700_000)
+    program = (
+        "import os, pathlib, signal, sys\n"
+        "from headrace.services.models.blobs import LocalBlobStore\n"
+        "os.fsync = lambda handle: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "LocalBlobStore(pathlib.Path(sys.argv[1])).put(pathlib.Path(sys.argv[2]))\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program, str(tmp_path / "blobs"), str(file)])
+    assert killed.returncode == -signal.SIGKILL
+    assert [one.name for one in store.stored()] == [""]  # an unfinished file, which is pruned
+    blob = store.put(file, "media")
+    assert blob == store.put(file.read_bytes(), "media")
+    assert store.get(blob).read_bytes() == file.read_bytes()

@@ -1,7 +1,8 @@
 """Trains in processes that one program forks: `ranks_program.py ORDERS`.
 
 ORDERS is a JSON list. Each order has `size` (the number of ranks), `policy` (the policy's
-settings), `folder` (gets `weights` and `result`), and optionally `load` (a checkpoint), `first`
+settings), `folder` (gets `weights`, `streamed` and `result`), and optionally `load` (a
+checkpoint), `first`
 (1), `versions` (5), `never_whole` (loading the whole model fails), `save`, `timeout_s`, and `stop`
 (a rank that sends itself `signal` instead of training its second version). `result` has metrics,
 logprobs, the number of updates and the `cross_entropy` of another batch, or an `error`. The orders
@@ -74,6 +75,7 @@ def train(learner: Learner | SharedLearner, order: dict[str, Any]) -> None:
     if path := order.get("save"):
         learner.save(Path(path))
     logprobs = [found.tolist() for _, found in learner.start_logprobs]
+    learner.write_weights(Path(order["folder"], "streamed"))
     Path(order["folder"], "weights").write_bytes(learner.weights())
     nats, tokens = learner.cross_entropy(batch(99)[0])
     found = {"metrics": metrics, "updates": learner.updates_done, "logprobs": logprobs}

@@ -140,6 +140,8 @@ def test_two_ranks_train_as_one_process_and_checkpoints_move_between_them(tmp_pa
     orders.run()
     assert 0 < distance(one, two) < TOLERANCE
     assert (two / "weights").read_bytes() == (again / "weights").read_bytes()
+    for folder in (one, two):
+        assert (folder / "streamed").read_bytes() == (folder / "weights").read_bytes()
     assert result(one)["updates"] == result(two)["updates"] == 10
     assert result(of_one)["updates"] == result(of_two)["updates"] == 14
     assert distance(of_one, of_two) < TOLERANCE

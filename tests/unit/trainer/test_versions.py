@@ -200,3 +200,20 @@ def test_whatever_happens_the_newest_version_can_be_read(
                 assert got == weights(content)
     assert readable(blobs, folder, version, stored) == weights(content)
     assert follower.fetch(said(version, stored)).read_bytes() == weights(content)
+
+
+def test_versions_that_are_files_are_stored_as_those_in_memory(tmp_path: Path) -> None:
+    blobs = LocalBlobStore(tmp_path / "blobs")
+    in_memory = VersionStore(LocalBlobStore(tmp_path / "others"), full_every=3)
+    store = VersionStore(blobs, full_every=3)
+    for version in range(5):
+        file = tmp_path / f"{version}.safetensors"
+        file.write_bytes(weights(version))
+        stored = store.add(version, file)
+        assert stored == in_memory.add(version, weights(version))
+        assert readable(blobs, tmp_path, version, stored) == weights(version)
+        assert list(tmp_path.glob("[0-9].safetensors")) == [file]
+    blobs.get(stored.full).unlink()
+    again, changed = store.repair()
+    assert changed
+    assert blobs.get(again.full).read_bytes() == weights(4)
