@@ -43,6 +43,8 @@ def pages_with(*languages: str, long: bool = False) -> list[str]:
 
 
 WITH_COMMANDS = pages_with("sh")
+LONG = ("docs/tutorials/laptop-to-cluster.md", "docs/tutorials/your-data-set.md")
+"""Their commands run in `make test-long`: they show again what those of other pages show."""
 
 
 def stack_variables(folder: Path, stack: local.LocalStack) -> Mapping[str, str]:
@@ -62,7 +64,10 @@ def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
     run_page(page, blocks(page), tmp_path, {}, long=False)
 
 
-@pytest.mark.parametrize("page", WITH_COMMANDS)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(one, marks=pytest.mark.long if one in LONG else ()) for one in WITH_COMMANDS],
+)
 def test_the_commands_of_a_page_run(
     page: str, tmp_path: Path, local_stack: local.LocalStack
 ) -> None:

@@ -1,20 +1,26 @@
 """Trains in processes that one program forks: `ranks_program.py ORDERS`.
 
 ORDERS is a JSON list. Each order has `size` (the number of ranks), `policy` (the policy's
-settings), `folder` (gets `weights`, `streamed` and `result`), and optionally `load` (a
-checkpoint), `first`
+settings), `folder` (gets `weights` and `result`), and optionally `load` (a checkpoint), `first`
 (1), `versions` (5), `never_whole` (loading the whole model fails), `save`, `timeout_s`, and `stop`
-(a rank that sends itself `signal` instead of training its second version). `result` has metrics,
+(a rank that sends itself `signal` instead of training its second version, or with `stop_at`
+before its `write_weights`), and `measured` (publishes whole weights and a delta, and writes
+`memory-RANK`: the peak of anonymous memory above that before, in bytes). `result` has metrics,
 logprobs, the number of updates and the `cross_entropy` of another batch, or an `error`. The orders
 run one after the other, each in processes of its own.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import re
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,12 +31,14 @@ from headrace.errors import DependencyError
 from headrace.schemas.events import Sampling
 from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.policy import Policy
+from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.weights import model_folder
 from headrace.trainer.learner import Learner
 from headrace.trainer.ranks import sharded_loading
 from headrace.trainer.ranks.rank_group import RankGroup, loopback_variables, serve_store
 from headrace.trainer.ranks.shared_learner import SharedLearner, follow
 from headrace.trainer.sequences import TokenSequence, UpdateBatch
+from headrace.trainer.versions import VersionStore
 
 ACTIONS = list(b"LDRU")
 DRAWN = Sampling(max_tokens=1, temperature=0.5, allowed=pack_i32(ACTIONS))
@@ -75,12 +83,55 @@ def train(learner: Learner | SharedLearner, order: dict[str, Any]) -> None:
     if path := order.get("save"):
         learner.save(Path(path))
     logprobs = [found.tolist() for _, found in learner.start_logprobs]
+    if order.get("measured"):
+        publish(learner, order)
+        return
     learner.write_weights(Path(order["folder"], "streamed"))
     Path(order["folder"], "weights").write_bytes(learner.weights())
     nats, tokens = learner.cross_entropy(batch(99)[0])
     found = {"metrics": metrics, "updates": learner.updates_done, "logprobs": logprobs}
     found["cross_entropy"] = nats / tokens
     Path(order["folder"], "result").write_text(json.dumps(found))
+
+
+def publish(learner: Learner | SharedLearner, order: dict[str, Any]) -> None:
+    """Publishes version 0 in full, trains, and publishes version 1 as a delta."""
+    folder = Path(order["folder"])
+    store = VersionStore(LocalBlobStore(folder / "blobs"), full_every=9)
+    for version in (0, 1):
+        file = folder / f"{version}.safetensors"
+        with measured(folder / f"memory-0-{version}"):
+            learner.write_weights(file)
+            stored = store.add(version, file)
+        assert len(stored.deltas) == version
+        if not version:
+            learner.train(batch(1))
+
+
+@contextmanager
+def measured(path: Path) -> Iterator[None]:
+    """Writes the peak of this process's anonymous memory above the present one, in bytes."""
+    gc.collect()
+    before, peak, ended = anonymous(), [0], threading.Event()
+
+    def sample() -> None:
+        while not ended.wait(0.001):
+            peak[0] = max(peak[0], anonymous())
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    path.write_text(str(peak[0] - before))
+
+
+def anonymous() -> int:
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None, "Linux says it"
+    return 1024 * int(found[1])
 
 
 def refuse(folder: Path, policy: Policy) -> NoReturn:
@@ -132,7 +183,21 @@ def serve_rank(rank: int, port: int, order: dict[str, Any]) -> None:
                 os.kill(os.getpid(), order["signal"])
             return plain(self, *arguments)
 
-        Learner.train = stop_itself  # type: ignore[method-assign, assignment]
+        def stop_before(self: Learner, path: Path) -> None:
+            os.kill(os.getpid(), order["signal"])
+
+        if order.get("stop_at") == "write_weights":
+            Learner.write_weights = stop_before  # type: ignore[method-assign]
+        else:
+            Learner.train = stop_itself  # type: ignore[method-assign, assignment]
+    if order.get("measured"):
+        written, write = iter(range(9)), Learner.write_weights
+
+        def write_measured(self: Learner, path: Path) -> None:
+            with measured(Path(order["folder"], f"memory-{rank}-{next(written)}")):
+                write(self, path)
+
+        Learner.write_weights = write_measured  # type: ignore[method-assign]
     store = TCPStore("127.0.0.1", port, is_master=False)
     follow(RankGroup(store, rank, order["size"], order.get("timeout_s", 60), "cpu"))
     os._exit(0)

@@ -209,3 +209,31 @@ def test_an_error_about_a_sample_reaches_another_process_whole() -> None:
     made, arguments = UnusableSample(3, "too long").__reduce__()
     again = made(*arguments)
     assert (again.sample, str(again)) == (3, "too long")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=str)
+def test_a_rank_that_stops_while_weights_are_written_is_named(tmp_path: Path, number: int) -> None:
+    orders = Orders(tmp_path)
+    lost: dict[str, Any] = {"stop": 1, "stop_at": "write_weights", "signal": number}
+    folder = orders.add("lost", 3, timeout_s=8.0, versions=0, **lost)
+    orders.run()
+    assert ": rank 1 does not answer." in result(folder)["error"]
+    assert not (folder / "weights").exists()
+
+
+@pytest.mark.long
+def test_a_publication_takes_little_memory_beside_the_shards(tmp_path: Path) -> None:
+    """Whole weights, then a delta, of a model in which no tensor is a large part."""
+    size = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 16}
+    model = a_folder(tmp_path / "model", **size, num_attention_heads=8, num_key_value_heads=8)
+    tensors = [load_file(path) for path in model.glob("*.safetensors")]
+    shard = 4 * sum(one.numel() for file in tensors for one in file.values()) // 2
+    orders = Orders(tmp_path, learning_rate=1e-7)  # few bfloat16 weights change
+    policy = {"model": str(model), "training": orders.training, "dtype": "bfloat16"}
+    folder = orders.add("measured", 2, policy, measured=True, versions=0)
+    orders.run()
+    found = {path.name: int(path.read_text()) / shard for path in folder.glob("memory-*")}
+    print(f"shard {shard / 2**20:.0f} MiB; peaks in shards: {found}")
+    assert len(found) == 4
+    assert max(found.values()) <= 0.3
