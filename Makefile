@@ -11,8 +11,8 @@ SYNCED := $(VENV)/.synced
 VLLM_VENV := .venv-vllm
 VLLM_SYNCED := $(VLLM_VENV)/.synced
 
-# Processes that run tests at the same time. Unit tests alone wait half of the time, so
-# `make test-fast` takes twice as many.
+# Processes that run tests at the same time. Tests with a broker wait now and then, so one more
+# process runs those. Unit tests alone wait half of the time, so `make test-fast` takes twice as many.
 WORKERS := 2
 
 # Bytecode goes into .venv: without it every process compiles torch again, for seconds.
@@ -63,7 +63,7 @@ beside = said=$$(nice -n 10 $(2) 2>&1) && echo "$(1): $$(printf "%s\n" "$$said" 
 
 .PHONY: test-stack test-unit test-beside
 test-stack: $(SYNCED)
-	@$(BIN)/pytest -n $(WORKERS) $(BOUNDED) --dist loadfile --no-loadscope-reorder $(CHANGE) --ignore tests/unit
+	@$(BIN)/pytest -n $$(($(WORKERS) + 1)) $(BOUNDED) --dist loadfile --no-loadscope-reorder $(CHANGE) --ignore tests/unit
 
 test-unit: $(SYNCED)
 	@$(call beside,unit tests,$(BIN)/pytest -n $(WORKERS) $(BOUNDED) $(CHANGE) tests/unit)

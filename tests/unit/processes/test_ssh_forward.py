@@ -63,8 +63,14 @@ class FakeSsh:
         os.kill(int(self.starts[-1][0]), signal.SIGKILL)
 
     def running(self) -> list[int]:
-        pids = [int(start[0]) for start in self.starts]
-        return [p for p in pids if psutil.pid_exists(p) and psutil.Process(p).status() != "zombie"]
+        return [pid for pid in (int(start[0]) for start in self.starts) if _runs(pid)]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.fixture
