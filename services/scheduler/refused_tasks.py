@@ -1,8 +1,8 @@
 """The tasks that are not run and have not started. Pure.
 
 Tasks that no key of their tenant has signed may come from anybody, and in any number. So they have
-a room of their own and take none of anybody else: they start after all tasks that may run, few of
-them are live at a time, and none of these counts as a live episode of the run.
+limits of their own and take no room of other tasks: they start after all tasks that may run, few
+of them are live at a time, and none of these counts as a live episode of the run.
 """
 
 from __future__ import annotations

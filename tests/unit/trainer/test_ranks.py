@@ -160,6 +160,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     "sequence-mean": {"loss": "gspo"},
     "constant": {"loss": "dr_grpo"},
     "prepared": {"loss": "m2po", "epochs": 2},
+    "pairs": {"loss": "dpo", "epochs": 2},
     "regularized": {"kl_coefficient": 0.1, "entropy_bonus": 0.01},
     "critic": {"critic": {"warmup_updates": 1}},
 }
