@@ -102,9 +102,10 @@ FEW = ("stop.versions=3", "stop.reward=9", "tasks.samples=4")
     [
         ("solver-verifier", ("barrier.versions=1",)),
         # Every version becomes an opponent, and the checker finds only samples of staleness 0.
-        (
+        pytest.param(
             "self-play",
             ("tasks.league.every=1", "evaluation.items=2", "evaluation.every=1", "mode=sync"),
+            marks=pytest.mark.long,
         ),
         pytest.param("proposer-solver", ("evaluation.items=2",), marks=pytest.mark.long),
     ],

@@ -15,8 +15,9 @@ from headrace.services.operate.verify.invariants.log_facts import Facts
 from tests.simulation.data_algorithms import CURATED, LEAGUE, with_data
 from tests.simulation.scenario import Scenario, calm, draw_only
 from tests.simulation.simulate import simulate
+from tests.tiers import first_in_every_change
 
-SEEDS = (0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3)))
+SEEDS = first_in_every_change(range(4))
 KILLS = ("kill", "source", "item-statistics", "assemble-groups", "repeat", "aimed")
 
 

@@ -9,6 +9,7 @@ from headrace.services.operate.evaluation import Evaluations
 from headrace.services.operate.verify.invariants.log_facts import Facts
 from tests.simulation.scenario import Scenario, calm, draw_only
 from tests.simulation.simulate import simulate
+from tests.tiers import first_in_every_change
 
 EVERY, ITEMS, SAMPLES = 2, 3, 4
 KILLS = ("kill", "scheduler", "agent", "env", "inference", "aimed")
@@ -53,9 +54,7 @@ def test_every_second_version_is_evaluated_as_it_was() -> None:
     assert samplings == {0.0}
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
-)
+@pytest.mark.parametrize("seed", first_in_every_change(range(3)))
 def test_evaluations_come_through_kills(seed: int) -> None:
     facts = facts_of(seed, evaluating(draw_only(seed, KILLS)))
     starts = [one for one in facts.events(EpisodeStarted) if one.submitted.purpose == "evaluate"]

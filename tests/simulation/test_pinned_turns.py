@@ -19,6 +19,7 @@ from headrace.services.inference.engine import Capacity, Weights
 from headrace.services.inference.pinned import PinnedVersions
 from headrace.services.inference.serving import ServedPolicy, Slots
 from tests.simulation.virtual_time import VirtualTimeLoop
+from tests.tiers import first_in_every_change
 
 MEDIAN_S, THINK_S, LOAD_S = 60.0, 20.0, 20.0
 HOURS = 6.0
@@ -129,7 +130,7 @@ class Loop:
         return sum(self.answered.values())
 
 
-SEEDS = (0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2)))
+SEEDS = first_in_every_change(range(3))
 
 
 def rate(episodes: dict[int, int], seed: int = 0, **options: Any) -> tuple[float, Loop]:
@@ -162,7 +163,9 @@ def test_a_few_old_episodes_do_not_hold_the_engine_for_long(seed: int) -> None:
     assert rate({1: 15, 2: 285}, seed)[0] > 0.35
 
 
-@pytest.mark.parametrize("seed", [1, 2])  # without the rule, prompts expire with both
+@pytest.mark.parametrize(
+    "seed", first_in_every_change([1, 2])
+)  # without the rule, prompts expire with both
 def test_a_turn_ends_before_the_prompts_of_others_expire(seed: int) -> None:
     in_virtual_time(seed, {1: 150, 2: 150}, deadline_s=2 * 3600.0)
 

@@ -8,13 +8,15 @@ from statistics import median
 import pytest
 
 from tests.simulation.inference_pool import Pool, Simulation
+from tests.tiers import first_in_every_change
 
 SPEEDS = (1.0, 0.6, 0.3)
 MIXED = Pool(speeds=SPEEDS, live=600, turns=1, shared=100, thinking_s=1.0)
 LONG = Pool(live=400)
+AGENTS = first_in_every_change([4, 1])
 
 
-@pytest.mark.parametrize("agents", [1, 4])
+@pytest.mark.parametrize("agents", AGENTS)
 def test_shares_are_in_proportion_to_speed(agents: int) -> None:
     mixed = Simulation(replace(MIXED, agents=agents)).run()
     for worker, share in mixed.shares().items():
@@ -28,7 +30,7 @@ def test_a_key_leaves_the_fast_workers_idle() -> None:
     assert routed.total > 1.5 * keyed.total
 
 
-@pytest.mark.parametrize("agents", [1, 4])
+@pytest.mark.parametrize("agents", AGENTS)
 def test_prefix_caches_hit_about_as_often_as_if_the_task_decided(agents: int) -> None:
     routed, keyed = (
         Simulation(replace(LONG, agents=agents, routed=one)).run() for one in (True, False)
@@ -50,7 +52,7 @@ def test_twelve_workers_all_work() -> None:
     assert min(result.shares().values()) > 0.9 / 12
 
 
-@pytest.mark.parametrize("live", [300, pytest.param(600, marks=pytest.mark.long)])
+@pytest.mark.parametrize("live", first_in_every_change([300, 600]))
 def test_a_new_worker_contributes_at_once(live: int) -> None:
     results = [Simulation(Pool(live=live, joins_s=300.0, seed=seed)).run() for seed in range(3)]
     fastest_s = 0.02 * 20

@@ -7,6 +7,7 @@ from math import ceil
 import pytest
 
 from tests.simulation.scaled_pool import Load, Simulation
+from tests.tiers import first_in_every_change
 
 HOUR_S = 3600.0
 
@@ -22,7 +23,7 @@ def hill(now_s: float) -> float:
 
 
 @pytest.mark.parametrize("episode_s", [grows, hill])
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", first_in_every_change([0, 1]))
 def test_a_scaled_pool_needs_fewer_worker_hours(episode_s: object, seed: int) -> None:
     assert callable(episode_s)
     scaled = Simulation(Load(episode_s, scaled=(2, 16), seed=seed)).run()

@@ -14,6 +14,7 @@ from headrace.services.operate.verify.invariants.log_facts import Facts
 from tests.simulation.scenario import calm, draw_only
 from tests.simulation.simulate import simulate
 from tests.simulation.teaching import TEACHER, with_teacher
+from tests.tiers import first_in_every_change
 
 KILLS = ("kill", "agent", "inference", "aimed", TEACHER)
 
@@ -40,7 +41,7 @@ def test_each_episode_is_scored_once() -> None:
     assert len(scores) > len(trajectories)  # no two are alike
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first_in_every_change(range(4)))
 def test_scores_come_through_kills(seed: int) -> None:
     facts = facts_of(seed, *KILLS)
     assert scored(facts)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -148,11 +149,13 @@ def read_imports(text: str, importer: str, location: str) -> Iterator[Import]:
                 yield Import(importer, found, f"{location}:{getattr(node, 'lineno', 0)}")
 
 
-IMPORTS = [
-    each
-    for name, path in FILES.items()
-    for each in read_imports((ROOT / path).read_text(), name, str(path))
-]
+@cache
+def all_imports() -> list[Import]:
+    return [
+        each
+        for name, path in FILES.items()
+        for each in read_imports((ROOT / path).read_text(), name, str(path))
+    ]
 
 
 def within(module: str, *folders: str) -> bool:
@@ -171,7 +174,7 @@ def rank(module: str) -> tuple[int, str]:
 
 def test_imports_point_one_way() -> None:
     wrong = []
-    for each in IMPORTS:
+    for each in all_imports():
         if each.imported in FILES:
             (above, own), (below, other) = rank(each.importer), rank(each.imported)
             if below > above or (below == above and own != other):
@@ -190,7 +193,7 @@ def cycles(imported: dict[str, set[str]]) -> dict[str, list[str]]:
 
 def test_no_module_imports_itself_by_way_of_others() -> None:
     imported: dict[str, set[str]] = {name: set() for name in FILES}
-    for each in IMPORTS:
+    for each in all_imports():
         if each.imported in FILES:
             imported[each.importer].add(each.imported)
     assert not cycles(imported)
@@ -199,7 +202,7 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 def test_no_command_imports_itself_by_way_of_others() -> None:
     """The folders of commands import each other in one direction."""
     imported: dict[str, set[str]] = {}
-    for each in IMPORTS:
+    for each in all_imports():
         importer, other = (command_of(one) for one in (each.importer, each.imported))
         if importer and other and importer != other:
             imported.setdefault(importer, set()).add(other)
@@ -217,7 +220,7 @@ def command_of(module: str) -> str | None:
 @pytest.mark.parametrize("package", SOLE_IMPORTERS)
 def test_each_package_has_its_sole_importers(package: str) -> None:
     allowed = [f"headrace.{folder}" for folder in SOLE_IMPORTERS[package]]
-    users = [each for each in IMPORTS if within(each.imported, package)]
+    users = [each for each in all_imports() if within(each.imported, package)]
     wrong = [str(each) for each in users if not within(each.importer, *allowed)]
     assert not wrong, "\n".join(wrong)
 
@@ -225,7 +228,7 @@ def test_each_package_has_its_sole_importers(package: str) -> None:
 def test_everything_is_imported_as_headrace() -> None:
     folders = {path.name for path in (ROOT / "headrace").iterdir() if path.is_symlink()}
     assert folders == {"infra", "schemas", "services", "stream_jobs", "trainer"}
-    wrong = [str(each) for each in IMPORTS if each.imported.partition(".")[0] in folders]
+    wrong = [str(each) for each in all_imports() if each.imported.partition(".")[0] in folders]
     assert not wrong, "\n".join(wrong)
 
 
@@ -353,7 +356,7 @@ def test_the_invariants_are_checked_apart_from_the_code_that_keeps_them() -> Non
     own = "headrace.services.operate.verify"
     services = ("agent", "env", "inference", "kafka", "models", "scheduler", "worker")
     banned = [f"headrace.services.{one}" for one in services] + ["headrace.trainer"]
-    found = [each for each in IMPORTS if within(each.importer, f"{own}.invariants")]
+    found = [each for each in all_imports() if within(each.importer, f"{own}.invariants")]
     assert found
     assert not [str(each) for each in found if within(each.imported, *banned)]
     ours = [each for each in found if within(each.imported, "headrace.services.operate")]

@@ -197,7 +197,7 @@ def test_tokenizing_takes_time_linear_in_its_text(tmp_path: Path) -> None:
         assert grows_too_fast(chat, unit, SIZES[:-2]) == "", shape
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_measure_finds_a_parser_that_is_worse_than_linear() -> None:
     quadratic = re.compile("<answer>(.*?)</answer>", re.DOTALL)
     assert "took" in grows_too_fast(quadratic.findall, "<answer>", SIZES)

@@ -21,6 +21,7 @@ from headrace.trainer.learner import Learner
 from headrace.trainer.metrics.training_metrics import Totals
 from headrace.trainer.model_loading import load_model
 from headrace.trainer.sequences import TokenSequence, UnusableBatch
+from tests.tiers import first_in_every_change
 from tests.unit.trainer.test_estimates import reference
 from tests.unit.trainer.test_learner import (
     ACTIONS,
@@ -402,7 +403,7 @@ def play(one: Learner, random: np.random.Generator, samples: int) -> list[TokenS
     ]
 
 
-@pytest.mark.parametrize("gae_lambda", [1.0, 0.5])
+@pytest.mark.parametrize("gae_lambda", first_in_every_change([0.5, 1.0]))
 @pytest.mark.slow
 def test_a_policy_learns_from_one_sample_of_each_task(gae_lambda: float) -> None:
     """The samples of a group could not be compared: there is only one."""
