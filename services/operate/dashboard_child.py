@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import Callable
-from contextlib import suppress
 
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.operate.processes import headrace_command
+from headrace.services.processes.signals import send_signal
 
 END_S = 5.0
 """Seconds after SIGTERM until the child is killed."""
@@ -78,11 +79,9 @@ async def _follow(process: asyncio.subprocess.Process, say: Callable[[str], None
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
-        with suppress(ProcessLookupError):
-            process.terminate()
+        send_signal(process, signal.SIGTERM)
         try:
             await asyncio.wait_for(process.wait(), END_S)
         except TimeoutError:
-            with suppress(ProcessLookupError):
-                process.kill()
+            send_signal(process, signal.SIGKILL)
             await process.wait()

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from headrace.services.base.concurrency import readable
 from headrace.services.base.files import private, private_folder
+from headrace.services.processes.signals import send_signal
 
 NEVER_BORN = 256
 """Instead of an exit code: the preloader died before it forked the process."""
@@ -107,6 +108,15 @@ class ForkedProcess:
 
 
 Process = asyncio.subprocess.Process | ForkedProcess
+
+
+def signal_process(process: Process, number: int) -> None:
+    """Sends a signal to a process that `spawn` or a preloader started, if it runs."""
+    if not isinstance(process, ForkedProcess):
+        send_signal(process, number)
+        return
+    with contextlib.suppress(ProcessLookupError):
+        process.send_signal(number)
 
 
 class Preloader:
@@ -196,6 +206,5 @@ class Preloader:
             self._process = await spawn(self._command, theirs.fileno(), log.fileno())
 
     def _kill(self) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
+        if self._process is not None:
+            send_signal(self._process, signal.SIGKILL)

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.processes import guard
+from headrace.services.processes.signals import send_signal
 
 END_S = 5.0
 """Seconds that the guard has to kill everything. It usually takes milliseconds."""
@@ -39,9 +40,6 @@ class GuardedProcess(Protocol):
 
     async def wait(self) -> int:
         """Returns its exit code."""
-
-    def kill(self) -> None:
-        """Kills the guard."""
 
 
 class ChildProcess:
@@ -181,8 +179,7 @@ class ChildProcess:
         os.close(self._lifeline)
         self.stdin.close()
         if not await self.ends_within(END_S):
-            with suppress(ProcessLookupError):
-                self._process.kill()
+            send_signal(self._process, signal.SIGKILL)
             await self.ends_within(END_S)
         if self._copying is not None:
             await asyncio.wait({self._copying}, timeout=END_S)

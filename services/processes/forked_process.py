@@ -50,11 +50,6 @@ class ForkedGuard:
         """Returns the exit code."""
         return await asyncio.shield(self._life)
 
-    def kill(self) -> None:
-        """Kills the guard."""
-        if not self._life.done():
-            os.kill(self.pid, signal.SIGKILL)
-
 
 async def fork_process(channel: socket.socket, environment: Mapping[str, str]) -> ChildProcess:
     """Asks a fork server for a process, and waits until it exists. Raises NotForked.

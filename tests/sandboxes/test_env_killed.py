@@ -199,7 +199,8 @@ async def check_states(log: EventLog, topics: Topics) -> None:
     assert len(sandboxes) >= EPISODES
     assert all(states[0] in ("provisioning", "busy") for states in sandboxes)
     workers = [states for name, states in reported.items() if name.startswith("env-")]
-    assert all(states[:2] == ["provisioning", "ready"] for states in workers)
+    # One that is killed while it opens reports no more than that.
+    assert all(states[:2] in (["provisioning"], ["provisioning", "ready"]) for states in workers)
 
 
 @pytest.mark.long

@@ -32,6 +32,7 @@ from headrace.services.operate.dashboard.views.fact_reader import FactReader
 from headrace.services.operate.dashboard_child import variables_of
 from headrace.services.operate.dead_letters.dead_letters import redrive
 from headrace.services.operate.processes import headrace_command
+from headrace.services.processes.signals import send_signal
 from headrace.services.tasks.cancellation import find_tasks, send_cancellations
 
 ACTIONS = ("cancel", "again", "redrive", "evaluate", "replay")
@@ -207,8 +208,7 @@ async def _read(job: Job) -> None:
 async def _end(job: Job) -> None:
     """Ends a job and its own children, at the latest after END_S."""
     if job.process.returncode is None:
-        with suppress(ProcessLookupError):
-            job.process.terminate()
+        send_signal(job.process, signal.SIGTERM)
         try:
             await asyncio.wait_for(job.process.wait(), END_S)
         except TimeoutError:

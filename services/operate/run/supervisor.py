@@ -27,6 +27,7 @@ from headrace.services.operate.processes import (
     NEVER_BORN,
     Preloader,
     Process,
+    signal_process,
     spawn,
 )
 
@@ -142,8 +143,7 @@ class Supervisor:
                     self._on_change(f"{name} drains")
                 child.leaving = True
                 if process := child.running:
-                    with contextlib.suppress(ProcessLookupError):
-                        process.send_signal(signal.SIGUSR1)
+                    signal_process(process, signal.SIGUSR1)
 
     def names(self, *, leaving: bool) -> list[str]:
         """Returns the names of the children that were asked to drain, or of all others."""
@@ -206,8 +206,7 @@ class Supervisor:
         for child in self._children:
             child.hang_up()
             if process := child.running:
-                with contextlib.suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGTERM)
+                signal_process(process, signal.SIGTERM)
         waits = [
             asyncio.create_task(child.process.wait())
             for child in self._children

@@ -303,6 +303,7 @@ def test_an_ssh_that_hangs_is_ended(
             await engine.info()
         assert len(ssh.starts) == 1
         assert not ssh.running()
+        monkeypatch.setattr(ssh_forward, "START_S", 60.0)
         asking = asyncio.create_task(engine.info())
         await until(lambda: len(ssh.starts) == 2)
         began = time.monotonic()

@@ -12,6 +12,7 @@ from pathlib import Path
 from headrace.errors import UsageError
 from headrace.services.operate.conformance.trainer.trainer_rules import SIGTERM_S
 from headrace.services.processes.guard import die_with_parent
+from headrace.services.processes.signals import send_signal
 
 KILLED_S = 10.0
 """Seconds that a killed process may take to be gone."""
@@ -78,8 +79,7 @@ class StrangerProcess:
         loop = asyncio.get_running_loop()
         began = loop.time()
         took: float | None = None
-        with suppress(ProcessLookupError):
-            self._process.send_signal(signal.SIGTERM)
+        send_signal(self._process, signal.SIGTERM)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), SIGTERM_S)
             took = loop.time() - began
