@@ -37,6 +37,8 @@ VLLM = [
 """vLLM's build must be for the device."""
 KINDS = ["torch", pytest.param("torch-cuda", marks=needs_gpu), *VLLM]
 """The engine, and its device if that is not the CPU."""
+DRIVE_S = 540.0
+"""Bound of a test, less than that of faulthandler. vLLM's start takes minutes on a busy machine."""
 NARROW = [
     "torch-bfloat16",
     pytest.param("torch-cuda-bfloat16", marks=needs_gpu),
@@ -72,7 +74,7 @@ def make_engine_of(
 
 def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Runs an asynchronous test, in bounded time."""
-    asyncio.run(asyncio.wait_for(main(), 300))
+    asyncio.run(asyncio.wait_for(main(), DRIVE_S))
 
 
 def hold(engine: Engine, *steps: int) -> None:

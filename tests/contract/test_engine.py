@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from headrace.services.inference.engine import Engine, EnginePrompt, EngineSetup
 from headrace.services.inference.engines.scripted import ScriptedEngine
 from headrace.services.inference.engines.torch_engine import TorchEngine
 from headrace.services.operate.conformance.engine.check_engine import check_engine
-from tests.contract.engines import KINDS, MakeEngine, hold, make_engine_of, make_model, slow
+from tests.contract.engines import KINDS, MakeEngine, drive, hold, make_engine_of, make_model, slow
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # vLLM and what it imports warn of themselves
 
@@ -51,10 +50,6 @@ def weights(model: Path, version: int, policy: str = "default") -> Weights:
 def prompt(max_tokens: int = 5, **settings: Any) -> EnginePrompt:
     given: dict[str, Any] = {"policy": "default", "tokens": [1, 2, 3], "max_tokens": max_tokens}
     return EnginePrompt(**(given | settings))
-
-
-def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    asyncio.run(asyncio.wait_for(main(), 300))
 
 
 async def busy(engine: Engine, slots: int) -> None:
