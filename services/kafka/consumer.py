@@ -56,6 +56,7 @@ class KafkaReader(Reader):
         self._admin = admin
         self._on_arrival = on_arrival
         self._made: Poller | None = None
+        self.closed = False
 
     async def assign(self, positions: Mapping[Partition, int]) -> None:
         if not positions:
@@ -79,6 +80,7 @@ class KafkaReader(Reader):
     async def close(self) -> None:
         if self._made is not None:
             await self._made.close()
+        self.closed = True
 
     def _poller(self) -> Poller:
         if self._made is None:

@@ -42,6 +42,8 @@ class KafkaFencedWriter(FencedWriter):
         self._broken: HeadraceError | None = None
         """Why this writer can't write any more."""
         self._closed = False
+        self.closed = False
+        """Whether it has been closed to the end."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"kafka-{writer}")
 
     async def fence(self) -> None:
@@ -61,6 +63,7 @@ class KafkaFencedWriter(FencedWriter):
             self._closed = True
             self._thread.submit(self._forget)
             await asyncio.to_thread(self._thread.shutdown)
+            self.closed = True
 
     async def _run(self, work: Callable[[], R]) -> R:
         if self._closed:

@@ -60,6 +60,8 @@ class Fetcher:
 
     async def close(self) -> None:
         """Ends the running fetch and those that wait, and closes the consumer."""
+        if self._closing:
+            return
         self._closing = True
         self._thread.submit(self._consumer.close)
         await asyncio.to_thread(self._thread.shutdown)

@@ -32,8 +32,8 @@ from headrace.services.kafka.producer import Sender
 
 logger = logging.getLogger(__name__)
 
-_Closable = KafkaReader | KafkaSubscription | KafkaFencedWriter | Sender | Fetcher
-C = TypeVar("C", bound=_Closable)
+_Client = KafkaReader | KafkaSubscription | KafkaFencedWriter
+C = TypeVar("C", bound=_Client)
 
 
 class KafkaBroker(Admin, Broker):
@@ -44,12 +44,12 @@ class KafkaBroker(Admin, Broker):
         self._senders: dict[bool, Sender] = {}
         """By whether they gather records, which delays them. Nothing else must wait for that."""
         self._fetcher: Fetcher | None = None
-        self._opened: list[_Closable] = []
+        self._opened: list[_Client] = []
 
     async def send(self, record: Outgoing) -> Position:
         sender = self._senders.get(record.gathered)
         if sender is None:
-            sender = self._open(Sender(self._settings, GATHER_MS if record.gathered else 0))
+            sender = Sender(self._settings, GATHER_MS if record.gathered else 0)
             self._senders[record.gathered] = sender
         return await sender.send(record)
 
@@ -78,12 +78,14 @@ class KafkaBroker(Admin, Broker):
         if not positions:
             return []
         if self._fetcher is None:
-            self._fetcher = self._open(Fetcher(self._settings))
+            self._fetcher = Fetcher(self._settings)
         return await self._fetcher.fetch(positions)
 
     async def close(self) -> None:
         opened, self._opened = self._opened, []
-        closing = [*(one.close() for one in opened), super().close()]
+        fetcher = [] if self._fetcher is None else [self._fetcher]
+        every = (*opened, *self._senders.values(), *fetcher)
+        closing = [*(one.close() for one in every), super().close()]
         for outcome in await asyncio.gather(*closing, return_exceptions=True):
             if isinstance(outcome, HeadraceError):
                 logger.warning("while closing: %s", outcome)
@@ -96,6 +98,11 @@ class KafkaBroker(Admin, Broker):
             sender.collect()
 
     def _open(self, opened: C) -> C:
-        """Notes what `close` must close."""
+        """Notes what `close` must close, and forgets what is closed.
+
+        A process may have 1,024 clients, because each has a thread-local variable of its own, and
+        whoever reads a log opens a reader for it.
+        """
+        self._opened = [one for one in self._opened if not one.closed]
         self._opened.append(opened)
         return opened

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import re
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from time import monotonic
@@ -372,6 +374,37 @@ def test_a_closed_reader_has_no_thread_even_if_that_is_slow_to_end(
         reader = broker.reader()
         await reader.assign({partition: 0})
         await reader.read()
+        await broker.close()
+
+    drive(main)
+
+
+def test_closed_clients_leave_room_for_others(kafka: str, namespace: str) -> None:
+    """A process may have 1,024 clients: a broker object must not keep those that are closed."""
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        made: list[weakref.ref[Any]] = []
+        for number in range(3):
+            reader = broker.reader()
+            await reader.assign({partition: 0})
+            await reader.close()
+            writer = await broker.fenced(f"{namespace}.writer-{number}")
+            await writer.close()
+            made += [weakref.ref(reader), weakref.ref(writer)]
+        member = Member()
+        for _ in range(2):
+            reading = broker.subscribe(
+                [partition.topic], f"{namespace}.group", member.on_assigned, member.on_revoked
+            )
+            await reading.close()
+            made.append(weakref.ref(reading))
+        del reader, writer, reading
+        last = broker.reader()
+        gc.collect()
+        assert [one() for one in made if one() is not None] == []
+        await last.close()
         await broker.close()
 
     drive(main)

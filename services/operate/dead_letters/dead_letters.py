@@ -21,7 +21,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.errors import DecodeError, UsageError
+from headrace.errors import DecodeError, RecordsLost, UsageError
 from headrace.schemas.events import ActionRequested, Event, GenerationRequested
 from headrace.schemas.topics import (
     AUDIT,
@@ -40,7 +40,7 @@ from headrace.schemas.topics import (
     Topics,
 )
 from headrace.services.base.clock import now
-from headrace.services.kafka.broker import Headers, Outgoing, Partition, Record
+from headrace.services.kafka.broker import Headers, Outgoing, Partition, Position, Record
 from headrace.services.log.event_log import WHY, EventLog
 from headrace.services.log.log_reader import WHOLE, Patience, read_records
 from headrace.services.operate.audit.audit_trail import operation
@@ -211,11 +211,14 @@ async def find_original(log: EventLog, dead_letter: DeadLetter) -> Record | None
     at = Partition(dead_letter.topic, dead_letter.partition)
     if not any(at in topic.all_partitions() for topic in log.topics):
         return None
-    only = {at: (dead_letter.offset, dead_letter.offset + 1)}
-    async with aclosing(read_records(log.broker, only)) as records:
-        async for record in records:
-            return record
-    return None
+    first, end = (await log.broker.ends([at]))[at]
+    if not first <= dead_letter.offset < end:
+        return None
+    try:
+        [record] = await log.broker.fetch([Position(at, dead_letter.offset)])
+    except RecordsLost:
+        return None
+    return record
 
 
 def refuse_topic(topics: Topics, topic: str) -> str:
