@@ -40,24 +40,46 @@ final class Registry {
         return new GenericDatumReader<GenericRecord>(schema).read(null, decoder);
     }
 
-    /** Encodes with the newest schema of a topic. `fields` are those without a default, or more. */
+    /**
+     * Encodes with the newest schema of a topic. `fields` are those without a default, or more. Records
+     * in them may be maps, too.
+     */
     byte[] encode(String topic, Map<String, Object> fields) throws IOException, InterruptedException {
         JsonNode newest = ask("subjects/" + topic + "-value/versions/latest");
         int id = newest.get("id").asInt();
         Schema schema = schema(id);
-        GenericRecord record = new GenericData.Record(schema);
-        for (Schema.Field field : schema.getFields()) {
-            Object value = fields.containsKey(field.name())
-                ? fields.get(field.name())
-                : GenericData.get().getDefaultValue(field);
-            record.put(field.pos(), value);
-        }
+        GenericRecord record = record(schema, fields);
         ByteArrayOutputStream body = new ByteArrayOutputStream();
         body.write(ByteBuffer.allocate(5).put((byte) 0).putInt(id).array());
         BinaryEncoder encoder = EncoderFactory.get().binaryEncoder(body, null);
         new GenericDatumWriter<GenericRecord>(schema).write(record, encoder);
         encoder.flush();
         return body.toByteArray();
+    }
+
+    private static GenericRecord record(Schema schema, Map<?, ?> fields) {
+        GenericRecord record = new GenericData.Record(schema);
+        for (Schema.Field field : schema.getFields()) {
+            record.put(field.pos(), fields.containsKey(field.name())
+                ? value(field.schema(), fields.get(field.name()))
+                : GenericData.get().getDefaultValue(field));
+        }
+        return record;
+    }
+
+    private static Object value(Schema schema, Object given) {
+        if (!(given instanceof Map<?, ?> map)) {
+            return given;
+        }
+        return switch (schema.getType()) {
+            case RECORD -> record(schema, map);
+            case UNION -> value(schema.getTypes().get(1), map); // The other type is null.
+            default -> {
+                Map<Object, Object> values = new HashMap<>();
+                map.forEach((key, one) -> values.put(key, value(schema.getValueType(), one)));
+                yield values;
+            }
+        };
     }
 
     private Schema schema(int id) throws IOException, InterruptedException {

@@ -1,4 +1,4 @@
-"""The judge and the reader of results in Go work in a run, with franz-go and hamba/avro."""
+"""The examples in Go submit, judge and read in a run, with franz-go and hamba/avro."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.infra import local
-from tests.integration.test_judges import judge_and_read
+from tests.integration.test_judges import Programs, submit_and_judge
 from tests.unit.test_architecture import ROOT
 
 BUILD_S = 600.0
@@ -19,14 +19,16 @@ BUILD_S = 600.0
 
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("go") is None, reason="this machine has no Go")
-def test_go_judges_and_reads(tmp_path: Path, local_stack: local.LocalStack, namespace: str) -> None:
-    programs = tmp_path / "programs"
+def test_go_submits_judges_and_reads(
+    tmp_path: Path, local_stack: local.LocalStack, namespace: str
+) -> None:
+    folder = tmp_path / "programs"
     subprocess.run(
-        ["go", "build", "-buildvcs=false", "-o", f"{programs}/", "./..."],
+        ["go", "build", "-buildvcs=false", "-o", f"{folder}/", "./..."],
         cwd=ROOT / "examples/go",
         env={**os.environ, "GOFLAGS": "-mod=readonly"},
         check=True,
         timeout=BUILD_S,
     )
-    judge, reader = ([str(programs / name)] for name in ("judge", "results"))
-    judge_and_read(judge, reader, local_stack, namespace, tmp_path)
+    judge, reader, submit = ([str(folder / name)] for name in ("judge", "results", "submit"))
+    submit_and_judge(Programs(judge, reader, submit), local_stack, namespace, tmp_path)

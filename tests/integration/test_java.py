@@ -1,4 +1,4 @@
-"""The judge and the reader of results in Java work in a run, with Avro's own library.
+"""The examples in Java submit, judge and read in a run, with Avro's own library.
 
 They are compiled by Eclipse's compiler, which is a jar, on the Java of the local stack.
 """
@@ -14,7 +14,7 @@ import pytest
 from headrace.infra import local
 from headrace.infra.local.detached import locked
 from headrace.infra.local.jars import cache_folder, java, kafka_jars, load_pins, maven_context
-from tests.integration.test_judges import BOUND_S, judge_and_read
+from tests.integration.test_judges import BOUND_S, Programs, submit_and_judge
 from tests.unit.test_architecture import ROOT
 
 COMPILER = ("org.eclipse.jdt", "ecj", "3.42.0")
@@ -55,8 +55,10 @@ def class_path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{jars}:{classes}"
 
 
-def test_java_judges_and_reads(
+def test_java_submits_judges_and_reads(
     class_path: str, tmp_path: Path, local_stack: local.LocalStack, namespace: str
 ) -> None:
     program = (str(java()), "-XX:TieredStopAtLevel=1", "-cp", class_path)
-    judge_and_read((*program, "Judge"), (*program, "Results"), local_stack, namespace, tmp_path)
+    judge, reader, submit = ((*program, name) for name in ("Judge", "Results", "Submit"))
+    programs = Programs(judge, reader, submit, names_public_key=True)
+    submit_and_judge(programs, local_stack, namespace, tmp_path)

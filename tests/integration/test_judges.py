@@ -9,15 +9,18 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
 from headrace.infra import local
+from headrace.services.log.signatures import public_text, write_private_key
 from tests.commands import cluster_variables
 from tests.integration.judged import said_by
 from tests.integration.test_other_teams import headrace, read_all
@@ -71,35 +74,79 @@ def started(*command: str, **environment: str) -> Iterator[subprocess.Popen[str]
         process.communicate()
 
 
-def judge_and_read(
-    judge: Sequence[str], reader: Sequence[str], stack: local.LocalStack, namespace: str, at: Path
-) -> None:
-    """Runs the recipe with a judge of another language, then its reader of results.
+@dataclass(frozen=True)
+class Programs:
+    """Commands of another language. Each gets the brokers, the registry and the namespace."""
 
-    Both are commands that get the brokers, the registry and the namespace. The reader also gets
-    the number of tasks, and prints `TASK: REWARD REWARD …`.
+    judge: Sequence[str]
+    reader: Sequence[str]
+    """Also gets the number of tasks, and prints `TASK: REWARD REWARD …`."""
+    submit: Sequence[str]
+    """Also gets a key, the tenant, the id and the payload, and prints the task's number."""
+    names_public_key: bool = False
+    """Whether `submit` needs the public key behind the file of the private one."""
+
+
+def submit_and_judge(programs: Programs, stack: local.LocalStack, namespace: str, at: Path) -> None:
+    """Runs the recipe with a tenant that has a key, and with the programs of another language.
+
+    Of three tasks for the tenant, only the first one has a signature that counts.
     """
+    files = [at / f"{name}.pem" for name in ("tenant", "stranger")]
+    keys = [public_text(write_private_key(file)) for file in files]
     recipe = at / "judged.toml"
-    recipe.write_text(RECIPE)
+    recipe.write_text(f'{RECIPE}\n[scheduler.tenants.search]\nkeys = ["{keys[0]}"]\n')
     environment = cluster_variables(stack, namespace, at)
     headrace(("apply", str(recipe)), environment)
     where = (stack.bootstrap_servers, stack.registry_url, namespace)
-    with subprocess.Popen([*judge, *where], stdout=subprocess.DEVNULL) as judging:
+    for number, (file, key) in enumerate(zip(files, keys, strict=True)):
+        named = (str(file), key) if programs.names_public_key else (str(file),)
+        task = ("search", f"by-{file.stem}", '{"size": 4}')
+        assert output_of(*programs.submit, *where, *named, *task) == f"{number}\n"
+    submit_altered(stack.bootstrap_servers, f"{namespace}.tasks.v1")
+    with subprocess.Popen([*programs.judge, *where], stdout=subprocess.DEVNULL) as judging:
         try:
             run = ("-m", "headrace", "run", str(recipe), "--json", "--quiet")
             with started(*run, **environment) as running:
                 summary = json.loads(running.communicate(timeout=BOUND_S)[0])
         finally:
             judging.kill()
-    assert (summary["tasks"], summary["failures"], summary["restarts"]) == (ITEMS, 0, 0)
-    printed = subprocess.run(
-        [*reader, *where, str(ITEMS)], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
+    assert (summary["tasks"], summary["failures"], summary["restarts"]) == (ITEMS + 3, 2, 0)
+    printed = output_of(*programs.reader, *where, str(ITEMS + 3))
     found = dict(line.split(": ") for line in printed.splitlines())
-    assert len(found) == ITEMS
-    for task, rewards in found.items():
-        expected = [(sample + 1) / len(said_by(int(task), sample)) for sample in range(SAMPLES)]
+    assert len(found) == ITEMS + 3
+    assert [found.pop("1"), found.pop("2")] == ["null", "null"]
+    for task_number, rewards in found.items():
+        expected = [
+            (sample + 1) / len(said_by(int(task_number), sample)) for sample in range(SAMPLES)
+        ]
         assert [float(one) for one in rewards.split()] == pytest.approx(expected)
+    check_ends(results_of(stack, namespace))
+
+
+def output_of(*command: str) -> str:
+    """What a program prints until it ends."""
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
+
+
+def submit_altered(servers: str, topic: str) -> None:
+    """Writes the first task again with its signature, and with another payload of one size."""
+    first = next(read_all(servers, topic))
+    altered = first.value().replace(b'{"size": 4}', b'{"size": 5}')
+    assert altered != first.value()
+    producer = Producer({"bootstrap.servers": servers})
+    producer.produce(topic, altered, first.key(), headers=first.headers())
+    assert producer.flush(30) == 0
+
+
+def check_ends(results: list[dict[str, Any]]) -> None:
+    """The first task was the tenant's, and the forged ones were refused."""
+    ends = {result["task"]: result for result in results}
+    assert (ends[0]["source"], ends[0]["task_id"]) == ("team", "by-tenant")
+    assert (ends[0]["tenant"], ends[0]["closed_by"]) == ("search", "all")
+    for number in (1, 2):
+        assert ends[number]["closed_by"] == "refused"
+        assert ends[number]["outcomes"][0]["failure"]["code"] == "unproved_tenant"
 
 
 def test_a_judge_without_our_code_is_killed_and_every_episode_is_judged(

@@ -71,11 +71,17 @@ def label_value(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def limited(limits: Limits, command: Sequence[str], folder: str) -> tuple[str, ...]:
+def limited(
+    limits: Limits, command: Sequence[str], folder: str, *, reads: bool = False
+) -> tuple[str, ...]:
     """Returns a command with the limits of its processes, in a folder.
 
     Shells have two letters for the most processes of a user. Files are limited because a container
     may write to its termination message, which is on the node's disk.
+
+    `reads` is whether the command reads its stdin. containerd closes that as soon as one of the
+    command's two outputs has ended, and a wrapper that joins them ends one. So a copy of stderr
+    stays open. No other command gets one, because what outlives a command would hold it open.
     """
     # Of 512 bytes, as POSIX has it. /workspace is full before a file has reached this.
     blocks = (limits.disk_mb + 1) * 2048
@@ -84,6 +90,8 @@ def limited(limits: Limits, command: Sequence[str], folder: str) -> tuple[str, .
         f"ulimit -u {limits.pids} 2>/dev/null || ulimit -p {limits.pids} || exit 126; "
         'cd "$0" && exec "$@"'
     )
+    if reads:
+        script += " 3>&2"
     return ("sh", "-c", script, folder, *command)
 
 

@@ -197,7 +197,7 @@ class PodsEngine:
                 stream = self._commands[run_id] = await self._beside(name, pod, command)
                 yield run_id, stream
                 return
-            whole = limited(self._limits, command, folder)
+            whole = limited(self._limits, command, folder, reads=given is not None)
             connection = await self._client.open_command(
                 f"{self._path(name)}/exec", CONTAINER, whole, stdin=given is not None
             )

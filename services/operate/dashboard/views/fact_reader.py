@@ -19,8 +19,10 @@ from headrace.services.operate.show.facts import Fact, fact_of
 MAX_BYTES = 48 << 20
 """Most bytes of records for one page. The index knows their sizes. The rest is left out, with a
 remark."""
-TURN = 100
-"""Records that are decoded before other requests have a turn."""
+TURN_BYTES = 256 << 10
+"""Bytes of records that are decoded before other requests have a turn."""
+LEAST_BYTES = TURN_BYTES // 100
+"""A smaller record counts as so many bytes, because decoding it takes time, too."""
 MAX_RECORDS = 5_000
 """Most records for one page."""
 
@@ -62,9 +64,12 @@ class FactReader:
                 f"and {MAX_BYTES >> 20} MiB"
             )
         facts: list[Fact[Event]] = []
-        for number, record in enumerate(await self.fetch([at for at, _ in wanted], remarks), 1):
-            if number % TURN == 0:
+        decoded = 0
+        for record in await self.fetch([at for at, _ in wanted], remarks):
+            if decoded >= TURN_BYTES:
+                decoded = 0
                 await asyncio.sleep(0)
+            decoded += max(len(record.value or b""), LEAST_BYTES)
             try:
                 facts.append(await fact_of(self.log, record))
             except DecodeError as error:
