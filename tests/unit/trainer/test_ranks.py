@@ -212,11 +212,13 @@ def test_a_checkpoint_of_two_ranks_resumes_in_four_and_bfloat16_stays_near(tmp_p
     rounded = {"dtype": "bfloat16"}
     one = orders.add("one", 1, rounded)
     two = orders.add("two", 2, rounded, save=str(tmp_path / "saved"))
+    offloaded = orders.add("offloaded", 2, rounded | orders.offloaded())
     four = orders.add("four", 4, rounded, load=str(tmp_path / "saved"), first=6, versions=0)
     orders.run()
     # A bfloat16 has 8 bits, so weights that differ by 1e-6 may be rounded to different ones.
     assert distance(one, two) < 2**-7
-    assert (four / "weights").read_bytes() == (two / "weights").read_bytes()
+    for other in (four, offloaded):
+        assert (other / "weights").read_bytes() == (two / "weights").read_bytes()
 
 
 @pytest.mark.long
