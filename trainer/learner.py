@@ -3,8 +3,9 @@
 It runs in one process on one device, or as one of several ranks, each of which holds a shard of the
 model. Optimizer, gradients and the weights that it changes are float32. The forward pass runs on
 these weights in the policy's dtype, so on exactly the numbers that are published and served. If the
-policy has an adapter, the rest of the model is frozen in the policy's dtype. On a CPU the same
-batches in the same number of processes give the same weights, bit by bit.
+policy has an adapter, the rest of the model is frozen in the policy's dtype. With `offload`, the
+optimizer and its float32 weights are in the host's memory. On a CPU the same batches in the same
+number of processes give the same weights, bit by bit.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class Learner:
         """The base is None if all weights learn."""
         self._ranks = ranks
         # A shard is float32 itself, and is rounded whenever a layer is put together.
-        self._masters = MasterWeights(self._model, torch.float32 if ranks.several else self._dtype)
+        apart = self.device if self._settings.offload and not ranks.several else None
+        computed = torch.float32 if ranks.several else self._dtype
+        self._masters = MasterWeights(self._model, computed, apart)
         bonus = self._settings.entropy_bonus > 0
         self._forward = PolicyForward(self._model, folder, self.device, bonus, ranks)
         self._positions = position_limit(self._model)

@@ -11,7 +11,7 @@ from headrace.schemas.recipe.batch_settings import Batches
 from headrace.schemas.recipe.learning.critic_settings import CriticSettings, check_critic
 from headrace.schemas.recipe.learning.external_training import check_external
 from headrace.schemas.recipe.learning.lora_settings import Lora as Lora
-from headrace.schemas.recipe.learning.lora_settings import check_processes
+from headrace.schemas.recipe.learning.lora_settings import check_offload, check_processes
 from headrace.schemas.recipe.limit_settings import CallLimits
 from headrace.schemas.recipe.resources.engine_settings import OPENAI, EngineSettings
 from headrace.schemas.recipe.tables import (
@@ -143,6 +143,11 @@ class Training(Settings):
     """Whether the trainer keeps only what goes into each layer of the model, and computes the rest
     again in the backward pass. That takes far less memory for each token of a micro-batch, about a
     third more time, and gives the same gradients."""
+    offload: bool = False
+    """Whether the optimizer's state, the float32 weights that it changes and their gradients are in
+    the host's memory. The GPU then holds no more than the weights in the policy's dtype, or with
+    several processes what they put together of them, and activations. An update takes longer:
+    AdamW runs on the CPU, on `threads` threads. It needs a GPU, and no `lora`."""
     threads: Positive = 1
     """Number of CPU threads."""
     device: str = "auto"
@@ -269,6 +274,8 @@ class Policy(Settings):
     def _training_fits(self) -> Policy:
         if self.training is not None:
             check_processes(self.lora, self.training.processes, self.training.device)
+            if self.training.offload:
+                check_offload(self.lora, self.training.device)
             check_critic(self.training.critic, self.groups.advantage, self.groups.filters)
         return self
 

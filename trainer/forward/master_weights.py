@@ -19,14 +19,19 @@ from headrace.services.models.even_rounding import round_evenly
 class MasterWeights:
     """The weights of a model that learn, in float32, and copies of them in the model.
 
-    If the model computes in float32, the copies are the master weights themselves.
+    If the model computes in float32 on the same device, these are the model's own weights.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: Any, dtype: torch.dtype, copies_on: torch.device | None = None
+    ) -> None:
         """Converts the parameters of a float32 model to `dtype`. Its buffers keep their dtype.
 
         After each backward pass the gradients of the parameters are those of the master weights,
         added up in float32, and the parameters themselves have none.
+
+        With `copies_on`, the master weights stay where the model is, and the model moves to that
+        device.
         """
         self._copies: dict[str, Tensor] = {}
         self.by_name: dict[str, Tensor] = {}
@@ -34,18 +39,21 @@ class MasterWeights:
         self.in_model: list[Tensor] = []
         """The model's own parameters that learn, in the same order."""
         for name, parameter in model.named_parameters():
-            if not parameter.requires_grad or dtype == torch.float32:
-                master = parameter
-                if parameter.dtype != dtype:
-                    parameter.data = parameter.data.to(dtype)
-            else:
-                master = nn.Parameter(parameter.data)
-                parameter.data = parameter.data.to(dtype)
+            changed = parameter.dtype != dtype or copies_on is not None
+            master = parameter
+            if changed:
+                place = copies_on or parameter.device
+                if parameter.requires_grad:
+                    master = nn.Parameter(parameter.data)
+                parameter.data = parameter.data.to(place, dtype)
+            if master is not parameter:
                 parameter.register_post_accumulate_grad_hook(partial(_move_gradient, master))
                 self._copies[name] = parameter
             if parameter.requires_grad:
                 self.by_name[name] = master
                 self.in_model.append(parameter)
+        for buffer in model.buffers():
+            buffer.data = buffer.data.to(copies_on or buffer.device)
         round_evenly(model)
 
     def update_copies(self, *_: Any) -> None:
@@ -63,8 +71,9 @@ class MasterWeights:
 
 def _move_gradient(master: Tensor, copy: Tensor) -> None:
     assert copy.grad is not None, "torch calls this hook when it has added up the gradient"
+    gradient = copy.grad.to(master.device)
     if master.grad is None:
-        master.grad = copy.grad.float()
+        master.grad = gradient.float()
     else:
-        master.grad += copy.grad
+        master.grad += gradient
     copy.grad = None

@@ -53,6 +53,9 @@ class Reference:
                 parameter.data = data
 
     def _exchange(self) -> None:
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # With `offload`, a GPU may still copy shards of the forward pass before.
+            torch.cuda.synchronize()
         with torch.no_grad():
             for parameter, first in zip(self._learning, self._first, strict=True):
                 own = own_part(parameter)

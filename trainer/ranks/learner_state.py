@@ -132,8 +132,10 @@ class LearnerState:
             own = list(self.masters.by_name.values())[int(rest.partition(".")[0])]
         if not isinstance(own, DTensor) or own.shape != tensor.shape:
             return tensor
-        # Each rank has the whole tensor, so nothing is sent.
-        return distribute_tensor(tensor, own.device_mesh, own.placements, src_data_rank=None)
+        # Each rank has the whole tensor, so nothing is sent. It lands on the mesh's device, and
+        # with `offload` the shards are not there.
+        shard = distribute_tensor(tensor, own.device_mesh, own.placements, src_data_rank=None)
+        return _in_place_of(own, shard.to_local())
 
     def _restore(self, tensors: dict[str, Tensor]) -> None:
         own = self._trained()

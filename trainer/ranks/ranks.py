@@ -10,7 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 
 from headrace.errors import DependencyError, UsageError
@@ -40,16 +46,22 @@ class Ranks:
         """Whether there are other ranks."""
         return self.size > 1
 
-    def shard(self, model: Any, dtype: torch.dtype, device: torch.device) -> None:
+    def shard(
+        self, model: Any, dtype: torch.dtype, device: torch.device, offload: bool = False
+    ) -> None:
         """Keeps 1 / `size` of each of the model's parameters in this process, on the device.
 
         The model has the same float32 weights in each rank. A layer is put together in `dtype`
         when it computes, so on the numbers that are published, and it rounds as in one process.
         Gradients are added up over the ranks in float32. Raises UsageError if transformers does not
         name the model's layers.
+
+        With `offload`, shards and their gradients stay in the host's memory. One process then
+        leaves the model where it is, for `MasterWeights`.
         """
         if not self.several:
-            model.to(device)
+            if not offload:
+                model.to(device)
             return
         mesh = init_device_mesh(device.type, (self.size,))
         policy = MixedPrecisionPolicy(
@@ -66,8 +78,9 @@ class Ranks:
                 f"training.processes: transformers does not say what the layers of a "
                 f"{type(model).__name__} are, so it can't be divided. Set it to 1"
             )
+        kept = CPUOffloadPolicy(device.type != "cpu") if offload else OffloadPolicy()
         for module in (*chosen, model):
-            fully_shard(module, mesh=mesh, mp_policy=policy)
+            fully_shard(module, mesh=mesh, mp_policy=policy, offload_policy=kept)
             # The weights of the tokens are those of the whole update, so the sum is the gradient.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)

@@ -27,21 +27,24 @@ def load_shards(
 ) -> tuple[Any, FrozenBase | None]:
     """Loads version 0 of a policy onto the device, sharded if there are several ranks.
 
+    With `training.offload` the weights stay in the host's memory.
+
     A rank then reads only its own rows of each tensor, if the folder has each of the model's
     tensors under its own name and no two names share a tensor. Otherwise it loads the whole model
     first. Returns what `load_policy` returns, and raises what it raises.
     """
     dtype = DTYPES[policy.dtype]
+    offload = policy.training is not None and policy.training.offload
     if ranks.several and policy.lora is None:
         files = _files(folder)
         model = _empty_model(folder, policy) if files else None
         if model is not None and _fits(model, files):
             prepare_layers(model, policy)
-            ranks.shard(model.eval(), dtype, device)
-            _fill(model, files, device)
+            ranks.shard(model.eval(), dtype, device, offload)
+            _fill(model, files, device, torch.device("cpu") if offload else device)
             return model, None
     whole, base = load_policy(folder, policy)
-    ranks.shard(whole.eval(), dtype, device)
+    ranks.shard(whole.eval(), dtype, device, offload)
     return whole, base
 
 
@@ -75,14 +78,17 @@ def _fits(model: Any, files: Mapping[str, tuple[Path, tuple[int, ...]]]) -> bool
 
 
 def _fill(
-    model: Any, files: Mapping[str, tuple[Path, tuple[int, ...]]], device: torch.device
+    model: Any,
+    files: Mapping[str, tuple[Path, tuple[int, ...]]],
+    device: torch.device,
+    home: torch.device,
 ) -> None:
-    """Reads this rank's rows of each parameter."""
+    """Reads this rank's rows of each parameter. Parameters are at `home`, buffers on `device`."""
     buffers = {name: one.detach().clone() for name, one in model.named_buffers()}
-    model.to_empty(device=device)
+    model.to_empty(device=home)
     with torch.no_grad():
         for name, buffer in model.named_buffers():
-            buffer.copy_(buffers[name])
+            buffer.data = buffers[name].to(device)
         for name, parameter in model.named_parameters():
             assert isinstance(parameter, DTensor), f"{name} is not sharded"
             local = parameter.to_local()

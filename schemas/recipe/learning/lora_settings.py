@@ -33,3 +33,17 @@ def check_processes(lora: Lora | None, processes: int, device: str) -> None:
             "training.processes: an adapter is trained in one process, because its frozen base is "
             "not sharded. Set it to 1, or remove `lora`"
         )
+
+
+def check_offload(lora: Lora | None, device: str) -> None:
+    """Raises ValueError if keeping the optimizer in the host's memory saves nothing."""
+    if device == "cpu":
+        raise ValueError(
+            "training.offload: with `device` at `cpu` all of the training is in the host's memory "
+            "already. Remove `offload`, or set `device` to `auto` or `cuda`"
+        )
+    if lora is not None:
+        raise ValueError(
+            "training.offload: the optimizer of an adapter is small, and the frozen base stays on "
+            "the device. Remove `offload`, or remove `lora`"
+        )

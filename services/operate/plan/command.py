@@ -46,8 +46,8 @@ def plan(
 
     It reads the configuration of each model, and no weights. If the parts do not fit, it lists what
     to change, the cheapest first: fewer tokens of a micro-batch, activation checkpointing, more
-    processes of the trainer, an adapter. Each line includes the changes before it. The exit code is
-    3 if it does not fit.
+    processes of the trainer, the optimizer in the host's memory if that is enough, an adapter. Each
+    line includes the changes before it. The exit code is 3 if it does not fit.
 
     \b
     Examples:
@@ -56,7 +56,6 @@ def plan(
     """
     from headrace.services.models.weights import model_folder
     from headrace.services.namespace.cluster_config import read_recipe
-    from headrace.services.operate.plan.memory_parts import GIB
     from headrace.services.operate.plan.memory_plan import Gpus, MemoryPlan
     from headrace.services.operate.plan.model_shape import read_shape
 
@@ -64,16 +63,15 @@ def plan(
     shapes = {
         name: (one, read_shape(model_folder(one.model))) for name, one in resolved.policies.items()
     }
-    made = MemoryPlan(shapes, machine)
-    enough = ram is None or made.ram_total <= ram * GIB
+    made = MemoryPlan(shapes, machine, ram)
     changes = [] if made.fits else made.changes()
     if as_json:
-        print_json({**_facts(made), "ram_fits": enough, "changes": [
+        print_json({**_facts(made), "ram_fits": made.ram_fits, "changes": [
             {"change": text, **_facts(then)} for text, then in changes
         ]})  # fmt: skip
     else:
-        _print(made, changes, ram)
-    if not (made.fits and enough):
+        _print(made, changes)
+    if not (made.fits and made.ram_fits):
         raise click.exceptions.Exit(3)
 
 
@@ -86,11 +84,12 @@ def _facts(made: MemoryPlan) -> dict[str, Any]:
         "gpu_fits": made.fits,
         "kv_cache_tokens": made.cached_tokens(),
         "ram_bytes": made.ram_total,
+        "ram_bytes_all_ranks": made.ram_of_machine,
         "ram_parts": made.ram_parts(),
     }
 
 
-def _print(made: MemoryPlan, changes: list[tuple[str, MemoryPlan]], ram: float | None) -> None:
+def _print(made: MemoryPlan, changes: list[tuple[str, MemoryPlan]]) -> None:
     from headrace.services.operate.plan.memory_parts import RESERVE
 
     gpus = made.gpus
@@ -110,10 +109,13 @@ def _print(made: MemoryPlan, changes: list[tuple[str, MemoryPlan]], ram: float |
         echo(f"the KV cache of {name} holds {tokens} tokens")
     rows = [[part, _gib(size)] for part, size in made.ram_parts().items()]
     print_table(("in the host's memory, for each rank", "GiB"), rows)
-    of = "" if ram is None else f" of {ram:g}"
+    of = "" if made.ram is None else f" of {made.ram:g}"
     echo(f"{_gib(made.ram_total)}{of} GiB")
+    if made.ram_of_machine > made.ram_total:
+        echo(f"{_gib(made.ram_of_machine)} GiB of the host's memory for all ranks on one machine")
     for text, then in changes:
-        echo(f"change {text}: {_gib(then.gpu_total)} GiB{', fits' if then.fits else ''}")
+        sizes = f"{_gib(then.gpu_total)} GiB, and {_gib(then.ram_total)} GiB of the host's memory"
+        echo(f"change {text}: {sizes}{', fits' if then.fits else ''}")
     if changes and not changes[-1][1].fits:
         echo("none of these changes is enough: choose GPUs with more memory or a smaller model")
 

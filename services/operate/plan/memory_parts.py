@@ -19,6 +19,8 @@ RESERVE = 2 * GIB
 """What the CUDA contexts and the gaps of the allocators take on a GPU, as an estimate."""
 LOGITS_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 27}
 """`CHUNK` of `services/models/output_head.py`, which this module can't import without torch."""
+VERSION_0 = "version 0, for the KL divergence"
+"""The name of a part."""
 VLLM_SHARE = 0.9
 """vLLM's default for `gpu_memory_utilization`."""
 
@@ -30,12 +32,20 @@ class TrainerMemory:
     With several ranks, all that belongs to a weight is sharded equally, as by PyTorch's FSDP2
     (https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html): the float32 weights
     are the shards, and a layer is gathered in the policy's dtype while it is computed.
+
+    With `training.offload`, what the optimizer reads and writes is in the host's memory, and with
+    several ranks version 0, too.
     """
 
     policy: Policy
     shape: ModelShape
     ranks: int = 1
     on_gpu: bool = True
+
+    @property
+    def offload(self) -> bool:
+        """Whether the optimizer is in the host's memory."""
+        return self.policy.training is not None and self.policy.training.offload
 
     @property
     def learning(self) -> int:
@@ -67,8 +77,9 @@ class TrainerMemory:
 
     @property
     def masters(self) -> int:
-        """Float32 weights that the optimizer changes. In float32 the model's own are those."""
-        separate = self._width != 4 or self.ranks > 1
+        """Float32 weights that the optimizer changes. In float32 the model's own are those, if they
+        are on the same device."""
+        separate = self._width != 4 or self.ranks > 1 or self.offload
         return 4 * self.learning // self.ranks if separate else 0
 
     @property
@@ -113,7 +124,8 @@ class TrainerMemory:
         """
         assert self.policy.training is not None, "only policies in training have a trainer"
         shape, width = self.shape, self._width
-        weight = (width + 4) * shape.hidden * shape.inner if self.policy.lora is None else 0
+        moved = width if self.offload else width + 4
+        weight = moved * shape.hidden * shape.inner if self.policy.lora is None else 0
         again = self.layer_activations if self.policy.training.activation_checkpointing else 0
         mlp = self.tokens * width * 2 * (shape.inner + shape.hidden) + weight
         inside = self._inside_attention
@@ -172,10 +184,10 @@ class TrainerMemory:
     def step(self) -> int:
         """What AdamW needs while it changes the weights, when no activations are left.
 
-        On a GPU torch computes the square roots of all second moments at once. On a CPU it takes
-        one tensor after the other, and two results of its size.
+        On a GPU torch computes the square roots of all second moments at once. On a CPU, also with
+        `offload`, it takes one tensor after the other, and two results of its size.
         """
-        if self.on_gpu:
+        if self.on_gpu and not self.offload:
             return 4 * self.learning // self.ranks
         largest = self.shape.largest
         if (lora := self.policy.lora) is not None:
@@ -198,20 +210,31 @@ class TrainerMemory:
         logits are there; when it reaches a layer, they are gone. The optimizer's step comes when
         the activations are gone.
         """
-        found = {
-            "weights": self.weights,
-            "gathered layers": self.gathered,
-            "master weights": self.masters,
-            "gradients": self.gradients,
-            "optimizer state": self.optimizer,
-            "version 0, for the KL divergence": self.reference,
-        }
-        if self.activations + max(self.logits, self.backward) < self.step:
+        found = {"weights": self.weights, "gathered layers": self.gathered}
+        found |= {} if self.offload else self._of_optimizer
+        if not (self.offload and self.ranks > 1):
+            found[VERSION_0] = self.reference
+        if self.activations + max(self.logits, self.backward) < self.step and not self.offload:
             return found | {"optimizer step": self.step}
         found["activations"] = self.activations
         if self.logits >= self.backward:
             return found | {"logits": self.logits}
         return found | {"backward pass of a layer": self.backward}
+
+    def host_parts(self) -> dict[str, int]:
+        """Returns the bytes of each part in the host's memory. There are none without `offload`."""
+        if not self.offload:
+            return {}
+        found = self._of_optimizer | {"optimizer step": self.step}
+        return found | ({VERSION_0: self.reference} if self.ranks > 1 else {})
+
+    @property
+    def _of_optimizer(self) -> dict[str, int]:
+        return {
+            "master weights": self.masters,
+            "gradients": self.gradients,
+            "optimizer state": self.optimizer,
+        }
 
     @property
     def total(self) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headrace.errors import UsageError
-from headrace.schemas.recipe.policy import Lora, Policy
+from headrace.schemas.recipe.policy import Lora, Policy, Training
 from headrace.services.operate.plan.memory_parts import (
     GIB,
     RESERVE,
@@ -47,6 +47,8 @@ class MemoryPlan:
 
     policies: Mapping[str, tuple[Policy, ModelShape]]
     gpus: Gpus
+    ram: float | None = None
+    """GiB of the host's memory for each rank. None: not known."""
 
     def __post_init__(self) -> None:
         """Raises UsageError if a trainer has more ranks than there are GPUs."""
@@ -83,18 +85,23 @@ class MemoryPlan:
         What one process publishes are the newest weights and the version before, from which the
         delta is made. Those of several processes are files on disk.
         """
-        found: dict[str, int] = {}
-        for name, (policy, shape) in self.policies.items():
-            if not _trained(policy):
-                continue
-            trainer = self._trainer(policy, shape)
-            if _on_cpu(policy):
-                found |= {f"{name}: {part}": size for part, size in trainer.parts().items()}
-            readers = 1 if shape.tied or policy.training is None else policy.training.processes
-            found[f"{name}: model while it is loaded"] = 4 * shape.parameters // readers
-            found[f"{name}: published weights"] = 2 * trainer.published * (trainer.ranks == 1)
-            found[f"{name}: copy to undo a batch"] = trainer.rollback
-        return {part: size for part, size in found.items() if size}
+        return {
+            f"{name}: {part}": size
+            for name, (policy, shape) in self.policies.items()
+            if _trained(policy)
+            for part, size in self._ram_of_rank(policy, shape).items()
+            if size
+        }
+
+    def _ram_of_rank(self, policy: Policy, shape: ModelShape) -> dict[str, int]:
+        trainer = self._trainer(policy, shape)
+        found = trainer.parts() if _on_cpu(policy) else trainer.host_parts()
+        loaded = 4 * shape.parameters // (1 if shape.tied else trainer.ranks)
+        # With `offload`, the master weights are what was loaded.
+        found["model while it is loaded"] = loaded - trainer.masters * trainer.offload
+        found["published weights"] = 2 * trainer.published * (trainer.ranks == 1)
+        found["copy to undo a batch"] = trainer.rollback
+        return found
 
     @property
     def gpu_total(self) -> int:
@@ -107,6 +114,20 @@ class MemoryPlan:
     def ram_total(self) -> int:
         """Bytes of the host's memory for each rank."""
         return sum(self.ram_parts().values())
+
+    @property
+    def ram_of_machine(self) -> int:
+        """Bytes of the host's memory for all ranks, if they are on one machine."""
+        return sum(
+            self._trainer(policy, shape).ranks * sum(self._ram_of_rank(policy, shape).values())
+            for policy, shape in self.policies.values()
+            if _trained(policy)
+        )
+
+    @property
+    def ram_fits(self) -> bool:
+        """Whether the host's memory is enough for each rank, or not known."""
+        return self.ram is None or self.ram_total <= self.ram * GIB
 
     @property
     def fits(self) -> bool:
@@ -157,62 +178,83 @@ def _on_cpu(policy: Policy) -> bool:
     return policy.training is not None and policy.training.device == "cpu"
 
 
-def _steps(plan: MemoryPlan) -> Iterator[tuple[str, MemoryPlan]]:
+Step = tuple[str, MemoryPlan]
+"""A change, and the plan after it and all before it."""
+
+
+def _steps(plan: MemoryPlan) -> Iterator[Step]:
     """Yields changes of the policies in training, each on top of those before."""
-    trained = {
-        name: policy for name, (policy, _) in plan.policies.items()
+    names = [
+        name
+        for name, (policy, _) in plan.policies.items()
         if _trained(policy) and not _on_cpu(policy)
-    }  # fmt: skip
-    for name, policy in trained.items():
-        assert policy.training is not None, "chosen above"
-        tokens = max(FEWEST_TOKENS, policy.training.max_tokens)
-        if longest_sequence(*plan.policies[name]) > tokens and "context" not in (
-            policy.engine.options
-        ):
-            plan = _cut(plan, name, tokens)
-            yield f"policies.{name}.engine.options.context = {tokens}", plan
-    for name, policy in trained.items():
-        assert policy.training is not None, "chosen above"
-        least = max(FEWEST_TOKENS, longest_sequence(*plan.policies[name]))
-        tokens = policy.training.max_tokens
-        while tokens > least:
-            tokens = max(least, tokens // 2)
-            plan = _changed(plan, name, max_tokens=tokens)
-            yield f"policies.{name}.training.max_tokens = {tokens}", plan
-    for name, policy in trained.items():
-        assert policy.training is not None, "chosen above"
-        if not policy.training.activation_checkpointing:
-            plan = _changed(plan, name, activation_checkpointing=True)
-            yield f"policies.{name}.training.activation_checkpointing = true", plan
-    for name, policy in trained.items():
-        assert policy.training is not None, "chosen above"
-        more = policy.training.processes
-        while policy.lora is None and not plan.fits and more * 2 <= plan.gpus.count:
-            more *= 2
-            plan = _changed(plan, name, processes=more)
-            yield f"policies.{name}.training.processes = {more}", plan
-    for name, policy in trained.items():
-        if policy.lora is None:
-            changed, shape = plan.policies[name]
-            assert changed.training is not None, "chosen above"
-            alone = changed.training.model_copy(update={"processes": 1})
-            adapted = changed.model_copy(update={"lora": Lora(), "training": alone})
-            plan = MemoryPlan({**plan.policies, name: (adapted, shape)}, plan.gpus)
-            yield f"policies.{name}.lora = {{ rank = {Lora().rank} }}", plan
+    ]
+    for kind in (_shorter, _smaller, _checkpointed, _sharded, _offloaded, _adapted):
+        for name in names:
+            for text, then in kind(plan, name):
+                plan = then
+                yield f"policies.{name}.{text}", plan
 
 
-def _cut(plan: MemoryPlan, name: str, context: int) -> MemoryPlan:
-    """Returns the plan with a shorter context of a policy's engine, and so shorter sequences."""
+def _shorter(plan: MemoryPlan, name: str) -> Iterator[Step]:
     policy, shape = plan.policies[name]
-    options = {**policy.engine.options, "context": context}
-    engine = policy.engine.model_copy(update={"options": options})
-    changed = policy.model_copy(update={"engine": engine})
-    return MemoryPlan({**plan.policies, name: (changed, shape)}, plan.gpus)
+    tokens = max(FEWEST_TOKENS, _training(plan, name).max_tokens)
+    if longest_sequence(policy, shape) > tokens and "context" not in policy.engine.options:
+        options = {**policy.engine.options, "context": tokens}
+        engine = policy.engine.model_copy(update={"options": options})
+        shorter = policy.model_copy(update={"engine": engine})
+        yield f"engine.options.context = {tokens}", _with(plan, name, shorter)
+
+
+def _smaller(plan: MemoryPlan, name: str) -> Iterator[Step]:
+    least = max(FEWEST_TOKENS, longest_sequence(*plan.policies[name]))
+    while (tokens := _training(plan, name).max_tokens) > least:
+        tokens = max(least, tokens // 2)
+        plan = _changed(plan, name, max_tokens=tokens)
+        yield f"training.max_tokens = {tokens}", plan
+
+
+def _checkpointed(plan: MemoryPlan, name: str) -> Iterator[Step]:
+    if not _training(plan, name).activation_checkpointing:
+        then = _changed(plan, name, activation_checkpointing=True)
+        yield "training.activation_checkpointing = true", then
+
+
+def _sharded(plan: MemoryPlan, name: str) -> Iterator[Step]:
+    policy, _ = plan.policies[name]
+    more = _training(plan, name).processes
+    while policy.lora is None and not plan.fits and more * 2 <= plan.gpus.count:
+        more *= 2
+        plan = _changed(plan, name, processes=more)
+        yield f"training.processes = {more}", plan
+
+
+def _offloaded(plan: MemoryPlan, name: str) -> Iterator[Step]:
+    policy, _ = plan.policies[name]
+    then = _changed(plan, name, offload=True)
+    if policy.lora is None and not _training(plan, name).offload and then.ram_fits:
+        yield "training.offload = true", then
+
+
+def _adapted(plan: MemoryPlan, name: str) -> Iterator[Step]:
+    policy, _ = plan.policies[name]
+    if policy.lora is None:
+        alone = _training(plan, name).model_copy(update={"processes": 1, "offload": False})
+        adapted = policy.model_copy(update={"lora": Lora(), "training": alone})
+        yield f"lora = {{ rank = {Lora().rank} }}", _with(plan, name, adapted)
+
+
+def _training(plan: MemoryPlan, name: str) -> Training:
+    training = plan.policies[name][0].training
+    assert training is not None, "only policies in training are changed"
+    return training
 
 
 def _changed(plan: MemoryPlan, name: str, **keys: Any) -> MemoryPlan:
-    policy, shape = plan.policies[name]
-    assert policy.training is not None, "only policies in training are changed"
-    training = policy.training.model_copy(update=keys)
-    changed = policy.model_copy(update={"training": training})
-    return MemoryPlan({**plan.policies, name: (changed, shape)}, plan.gpus)
+    training = _training(plan, name).model_copy(update=keys)
+    return _with(plan, name, plan.policies[name][0].model_copy(update={"training": training}))
+
+
+def _with(plan: MemoryPlan, name: str, policy: Policy) -> MemoryPlan:
+    _, shape = plan.policies[name]
+    return replace(plan, policies={**plan.policies, name: (policy, shape)})

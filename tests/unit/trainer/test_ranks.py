@@ -48,7 +48,12 @@ class Orders:
 
     def run(self) -> None:
         command = [sys.executable, str(PROGRAM), json.dumps(self.orders)]
-        subprocess.run(command, check=True, timeout=1500, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        alone = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        subprocess.run(command, check=True, timeout=1500, env=os.environ | alone)
+
+    def offloaded(self) -> dict[str, Any]:
+        """A recipe refuses `offload` on a CPU that it names."""
+        return {"training": self.training | {"device": "auto", "offload": True}}
 
 
 def distance(one: Path, another: Path) -> float:
@@ -100,7 +105,10 @@ def a_folder(folder: Path, **config: Any) -> Path:
 
 @pytest.mark.long
 def test_each_rank_reads_its_shard_alone(tmp_path: Path) -> None:
-    """With tied embeddings the whole model is loaded first, and learns the same."""
+    """With tied embeddings the whole model is loaded first, and learns the same.
+
+    With the shards in the host's memory, too, bit by bit.
+    """
     orders = Orders(tmp_path)
     results = []
     for tied in (False, True):
@@ -108,14 +116,19 @@ def test_each_rank_reads_its_shard_alone(tmp_path: Path) -> None:
         policy = {"model": str(model), "training": orders.training, "dtype": "float32"}
         results.append(
             [
-                orders.add(f"{tied}-{size}", size, policy, versions=2, never_whole=not tied)
-                for size in (1, 2)
+                orders.add(f"{tied}-{name}", size, settings, versions=2, never_whole=not tied)
+                for name, size, settings in (
+                    ("one", 1, policy),
+                    ("two", 2, policy),
+                    ("offloaded", 2, policy | orders.offloaded()),
+                )
             ]
         )
-        orders.orders[-2].pop("never_whole")
+        orders.orders[-3].pop("never_whole")
     orders.run()
-    for one, two in results:
+    for one, two, offloaded in results:
         assert 0 < distance(one, two) < TOLERANCE
+        assert (offloaded / "weights").read_bytes() == (two / "weights").read_bytes()
 
 
 def test_an_adapter_is_refused_in_several_processes() -> None:
@@ -137,6 +150,9 @@ def test_two_ranks_train_as_one_process_and_checkpoints_move_between_them(tmp_pa
     of_two = orders.add("of-two", 1, load=str(tmp_path / "two-ranks"), first=6, versions=2)
     of_one = orders.add("of-one", 2, load=str(tmp_path / "one.safetensors"), first=6, versions=2)
     onward = orders.add("onward", 2, load=str(tmp_path / "two-ranks"), first=6, versions=2)
+    saved = {"load": str(tmp_path / "two-ranks"), "save": str(tmp_path / "offloaded")}
+    kept = orders.add("kept", 2, orders.offloaded(), first=6, versions=1, **saved)
+    freed = orders.add("freed", 2, load=str(tmp_path / "offloaded"), first=7, versions=1)
     orders.run()
     assert 0 < distance(one, two) < TOLERANCE
     assert (two / "weights").read_bytes() == (again / "weights").read_bytes()
@@ -146,6 +162,8 @@ def test_two_ranks_train_as_one_process_and_checkpoints_move_between_them(tmp_pa
     assert result(of_one)["updates"] == result(of_two)["updates"] == 14
     assert distance(of_one, of_two) < TOLERANCE
     assert distance(onward, of_two) < TOLERANCE
+    assert (freed / "weights").read_bytes() == (onward / "weights").read_bytes()
+    assert (kept / "weights").read_bytes() != (two / "weights").read_bytes()
     measured = result(one)["cross_entropy"]
     assert measured > 0
     assert result(two)["cross_entropy"] == pytest.approx(measured, abs=1e-5)
@@ -176,12 +194,16 @@ def test_every_aggregation_equals_that_of_one_process(tmp_path: Path) -> None:
             settings["groups"] = {"advantage": "rewards"}
         made[name] = [orders.add(f"{name}-{size}", size, settings) for size in (1, 2, 4)]
     again = orders.add("again", 4, {"training": orders.training | LOSSES["prepared"]})
+    kept = {"training": orders.offloaded()["training"] | LOSSES["regularized"]}
+    offloaded = orders.add("offloaded", 2, kept)
     orders.run()
     for name, (one, two, four) in made.items():
         print(f"{name:<14} 2 ranks {distance(one, two):.1e}  4 ranks {distance(one, four):.1e}")
         assert distance(one, two) < TOLERANCE
         assert distance(one, four) < TOLERANCE
     assert (made["prepared"][2] / "weights").read_bytes() == (again / "weights").read_bytes()
+    two = made["regularized"][1]
+    assert (offloaded / "weights").read_bytes() == (two / "weights").read_bytes()
 
 
 @pytest.mark.long
@@ -190,11 +212,13 @@ def test_a_checkpoint_of_two_ranks_resumes_in_four_and_bfloat16_stays_near(tmp_p
     rounded = {"dtype": "bfloat16"}
     one = orders.add("one", 1, rounded)
     two = orders.add("two", 2, rounded, save=str(tmp_path / "saved"))
+    offloaded = orders.add("offloaded", 2, rounded | orders.offloaded())
     four = orders.add("four", 4, rounded, load=str(tmp_path / "saved"), first=6, versions=0)
     orders.run()
     # A bfloat16 has 8 bits, so weights that differ by 1e-6 may be rounded to different ones.
     assert distance(one, two) < 2**-7
-    assert (four / "weights").read_bytes() == (two / "weights").read_bytes()
+    for other in (four, offloaded):
+        assert (other / "weights").read_bytes() == (two / "weights").read_bytes()
 
 
 @pytest.mark.long

@@ -34,14 +34,14 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def plan(folder: Path, gpus: str, **changes: Any) -> MemoryPlan:
+def plan(folder: Path, gpus: str, ram: float | None = None, **changes: Any) -> MemoryPlan:
     vllm = {
         "use": "vllm",
         "options": {"context": 4096, "arguments": {"gpu_memory_utilization": 0.3}},
     }
     keys = {"model": str(folder), "dtype": "bfloat16", "engine": vllm, **changes}
     policy = Policy.model_validate(keys)
-    return MemoryPlan({"default": (policy, read_shape(folder))}, Gpus.parse(gpus))
+    return MemoryPlan({"default": (policy, read_shape(folder))}, Gpus.parse(gpus), ram)
 
 
 def test_the_parts_of_all_weights_are_those_of_adam_in_mixed_precision(folder: Path) -> None:
@@ -81,6 +81,48 @@ def test_changes_come_the_cheapest_first_and_end_with_one_that_fits(folder: Path
     assert [then.fits for _, then in changes] == [False] * (len(changes) - 1) + [True]
     assert changes[-1][0].startswith("policies.default.training.processes = ")
     assert plan(folder, "1x8").changes()[-1][1].fits is False
+
+
+def test_offload_moves_the_optimizer_from_the_gpu_to_the_host(folder: Path) -> None:
+    count = read_shape(folder).parameters
+    made = plan(folder, "1x80", training={"offload": True})
+    assert set(made.trainer_parts()) == {
+        f"default: {part}" for part in ("weights", "activations", "logits")
+    }
+    host = {"master weights": 4 * count, "gradients": 4 * count, "optimizer state": 8 * count}
+    host |= {"optimizer step": 8 * read_shape(folder).largest, "published weights": 4 * count}
+    assert made.ram_parts() == {f"default: {part}": size for part, size in host.items()}
+    assert made.ram_of_machine == made.ram_total
+    wide = plan(folder, "1x80", dtype="float32", training={"offload": True})
+    assert wide.trainer_parts()["default: weights"] == 4 * count
+    assert wide.ram_parts()["default: master weights"] == 4 * count
+
+
+def test_ranks_share_what_is_in_the_host_with_version_0(folder: Path) -> None:
+    eight = {"processes": 8, "offload": True, "kl_coefficient": 0.1}
+    made = plan(folder, "8x80", training=eight)
+    count, version_0 = read_shape(folder).parameters, "default: version 0, for the KL divergence"
+    assert version_0 not in made.trainer_parts()
+    parts = made.ram_parts()
+    assert parts["default: optimizer state"] == 2 * parts[version_0] == count
+    assert made.ram_of_machine == 8 * made.ram_total
+    alone = plan(folder, "8x80", training=eight | {"processes": 1})
+    assert version_0 in alone.trainer_parts()
+    assert version_0 not in alone.ram_parts()
+
+
+def test_offload_is_suggested_before_an_adapter_if_the_host_has_the_memory(folder: Path) -> None:
+    for ram in (None, 200.0):
+        text, then = plan(folder, "1x80", ram).changes()[-1]
+        assert text == "policies.default.training.offload = true"
+        assert (then.fits, then.ram_fits) == (True, True)
+    assert plan(folder, "1x80", 100.0).changes()[-1][0] == "policies.default.lora = { rank = 16 }"
+    names = [
+        text.partition(" = ")[0].rpartition(".")[2] for text, _ in plan(folder, "2x8").changes()
+    ]
+    assert names[-4:] == ["activation_checkpointing", "processes", "offload", "lora"]
+    [*_, (_, adapted)] = plan(folder, "2x8").changes()
+    Policy.model_validate(adapted.policies["default"][0].model_dump())
 
 
 def test_without_a_context_of_the_engine_a_sequence_is_as_long_as_the_models(folder: Path) -> None:
@@ -123,6 +165,19 @@ def test_the_recipe_for_eight_gpus_fits_them(folder: Path) -> None:
     code, found = run("qwen3-8b-8xgpu", "--gpus", "1x24", "--ram", "8", "--engines-apart", *model)
     assert (code, found["gpu_fits"], found["ram_fits"]) == (3, False, False)
     assert found["changes"]
+
+
+def test_the_host_of_all_ranks_is_printed(folder: Path) -> None:
+    changes = {"model": str(folder), "dtype": "bfloat16", "engine.device": "cpu"}
+    changes |= {"training.device": "auto", "training.processes": "2", "training.offload": "true"}
+    sets = [f"--set=policies.default.{key}={value}" for key, value in changes.items()]
+    result = CliRunner().invoke(cli, ["plan", "quickstart", "--gpus", "2x16", "--ram", "8", *sets])
+    assert result.exit_code == 3
+    lines = result.stdout.splitlines()
+    [one] = [float(line.split()[0]) for line in lines if line.endswith(" of 8 GiB")]
+    [both] = [float(line.split()[0]) for line in lines if "for all ranks on one machine" in line]
+    assert both == pytest.approx(2 * one, abs=0.2)
+    assert not any("offload" in line for line in lines)
 
 
 def test_planning_imports_no_torch() -> None:
