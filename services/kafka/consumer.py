@@ -122,6 +122,11 @@ class KafkaSubscription(Poller, Subscription):
         )
         self.start()
 
+    @property
+    def closed(self) -> bool:
+        """Whether the thread has closed the consumer."""
+        return self._closed.done()
+
     async def commit(self, commits: Mapping[Partition, Committed]) -> None:
         begun = monotonic()
         while self.held.intersection(commits):

@@ -95,11 +95,6 @@ class Poller:
         self._closed = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name=f"kafka-{name}", daemon=True)
 
-    @property
-    def closed(self) -> bool:
-        """Whether the thread has closed the consumer."""
-        return self._closed.done()
-
     def start(self) -> None:
         """Starts to poll."""
         self._thread.start()
