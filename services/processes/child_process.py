@@ -113,8 +113,8 @@ class ChildProcess:
         pass_fds: Sequence[int],
     ) -> ChildProcess:
         ours, lifeline = os.pipe()
-        try:
-            process = await asyncio.create_subprocess_exec(
+        starting = asyncio.create_task(
+            asyncio.create_subprocess_exec(
                 *(sys.executable, "-I", "-S", guard.__file__, str(ours), *arguments),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
@@ -124,13 +124,31 @@ class ChildProcess:
                 cwd=folder,
                 pass_fds=(ours, *pass_fds),
                 start_new_session=True,
-            )
+            ),
+            name="the start of a child",
+        )
+        try:
+            return cls(await asyncio.shield(starting), lifeline)
+        except asyncio.CancelledError:
+            await cls._give_up(starting, lifeline)
+            raise
         except BaseException:
             os.close(lifeline)
             raise
         finally:
             os.close(ours)
-        return cls(process, lifeline)
+
+    @classmethod
+    async def _give_up(
+        cls, starting: asyncio.Task[asyncio.subprocess.Process], lifeline: int
+    ) -> None:
+        """Ends a child that starts. To cancel the start would kill the guard, and nothing else."""
+        try:
+            process = await starting
+        except OSError:
+            os.close(lifeline)
+        else:
+            await cls(process, lifeline).aclose()
 
     def send(self, line: bytes) -> None:
         """Writes a line to the child's stdin. Does not wait, so callers bound how much they send.

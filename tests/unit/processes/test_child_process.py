@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -22,6 +23,7 @@ from headrace.services.processes.child_process import ChildProcess, LineTooLong
 BOUND_S = 60.0
 PRINTS = """
 import sys
+import time
 from headrace.services.processes.pipes import take_pipes
 received, sent = take_pipes()
 print("not for the parent")
@@ -161,3 +163,29 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
 
     first, second = asyncio.run(main())
     assert first == second
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the children of a process")
+@pytest.mark.parametrize("turns", range(12))
+def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path, turns: int) -> None:
+    """Also if the command has started a process by then: on a busy machine it may be that soon."""
+    pid_file = tmp_path / "pid"
+
+    async def main() -> None:
+        command = ["/bin/sh", "-c", f"trap '' HUP; sleep 600 & echo $! > {pid_file}.new; "
+                   f"mv {pid_file}.new {pid_file}; wait"]  # fmt: skip
+        starting = asyncio.create_task(ChildProcess.start(command))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        until = time.monotonic() + 0.5
+        while not pid_file.exists() and time.monotonic() < until:
+            time.sleep(0.01)  # The event loop stands still meanwhile.
+        if starting.cancel():
+            await asyncio.wait([starting])
+            assert starting.cancelled()
+        else:
+            await starting.result().aclose()
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+    if pid_file.exists():
+        assert not psutil.pid_exists(int(pid_file.read_text()))
