@@ -71,9 +71,11 @@ class Learner:
         """The base is None if all weights learn."""
         self._ranks = ranks
         # A shard is float32 itself, and is rounded whenever a layer is put together.
-        apart = self.device if self._settings.offload and not ranks.several else None
-        computed = torch.float32 if ranks.several else self._dtype
-        self._masters = MasterWeights(self._model, computed, apart)
+        self._masters = MasterWeights(
+            self._model,
+            torch.float32 if ranks.several else self._dtype,
+            self.device if self._settings.offload and not ranks.several else None,
+        )
         bonus = self._settings.entropy_bonus > 0
         self._forward = PolicyForward(self._model, folder, self.device, bonus, ranks)
         self._positions = position_limit(self._model)

@@ -145,9 +145,10 @@ class Training(Settings):
     third more time, and gives the same gradients."""
     offload: bool = False
     """Whether the optimizer's state, the float32 weights that it changes and their gradients are in
-    the host's memory. The GPU then holds no more than the weights in the policy's dtype, or with
-    several processes what they put together of them, and activations. An update takes longer:
-    AdamW runs on the CPU, on `threads` threads. It needs a GPU, and no `lora`."""
+    the host's memory. The GPU then holds the weights in the policy's dtype, or with several
+    processes what they put together of them, the activations and what an update needs besides
+    them. An update takes longer: AdamW runs on the CPU, on `threads` threads. It needs a GPU, and
+    no `lora`."""
     threads: Positive = 1
     """Number of CPU threads."""
     device: str = "auto"

@@ -83,6 +83,8 @@ class KafkaReader(Reader):
         self.closed = True
 
     def _poller(self) -> Poller:
+        if self.closed:
+            raise DependencyError("this reader is closed and reads no more")
         if self._made is None:
             self._made = Poller(self._settings.reader(), "reader", self._on_arrival)
             self._made.start()

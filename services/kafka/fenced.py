@@ -62,8 +62,8 @@ class KafkaFencedWriter(FencedWriter):
         if not self._closed:
             self._closed = True
             self._thread.submit(self._forget)
-            await asyncio.to_thread(self._thread.shutdown)
-            self.closed = True
+        await asyncio.to_thread(self._thread.shutdown)
+        self.closed = True
 
     async def _run(self, work: Callable[[], R]) -> R:
         if self._closed:

@@ -100,8 +100,8 @@ class KafkaBroker(Admin, Broker):
     def _open(self, opened: C) -> C:
         """Notes what `close` must close, and forgets what is closed.
 
-        A process may have 1,024 clients, because each has a thread-local variable of its own, and
-        whoever reads a log opens a reader for it.
+        A process can have at most 1,024 clients, because each has a thread-local variable of its
+        own, and whoever reads a log opens a reader for it.
         """
         self._opened = [one for one in self._opened if not one.closed]
         self._opened.append(opened)

@@ -23,7 +23,9 @@ def send_signal(child: SignalledChild, number: int) -> None:
     """Sends a signal to a child of this process. Does nothing if the child has ended.
 
     asyncio's own `send_signal`, `terminate` and `kill` first ask the kernel whether the child has
-    ended. If it has, they take its exit code, and whoever waits for the child gets 255.
+    ended. If it has, they take its exit code, and whoever waits for the child gets 255. On Python
+    3.11 a thread of asyncio takes it and says so a moment later. If the child's number belongs to
+    another process by then, that one gets the signal.
     """
     if child.returncode is None:
         with suppress(ProcessLookupError):

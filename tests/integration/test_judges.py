@@ -130,7 +130,7 @@ def output_of(*command: str) -> str:
 
 
 def submit_altered(servers: str, topic: str) -> None:
-    """Writes the first task again with its signature, and with another payload of one size."""
+    """Writes the first task again with its signature, and with another payload of the same size."""
     first = next(read_all(servers, topic))
     altered = first.value().replace(b'{"size": 4}', b'{"size": 5}')
     assert altered != first.value()

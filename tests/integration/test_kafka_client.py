@@ -34,6 +34,7 @@ from headrace.services.kafka.broker import (
     Subscription,
 )
 from headrace.services.kafka.client_settings import KafkaSettings
+from headrace.services.kafka.consumer import KafkaSubscription
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.kafka.poller import Poller
 
@@ -380,7 +381,7 @@ def test_a_closed_reader_has_no_thread_even_if_that_is_slow_to_end(
 
 
 def test_closed_clients_leave_room_for_others(kafka: str, namespace: str) -> None:
-    """A process may have 1,024 clients: a broker object must not keep those that are closed."""
+    """A process can have at most 1,024 clients, so those that are closed must be forgotten."""
 
     async def main() -> None:
         broker = KafkaBroker(KafkaSettings(kafka, "test"))
@@ -399,6 +400,8 @@ def test_closed_clients_leave_room_for_others(kafka: str, namespace: str) -> Non
                 [partition.topic], f"{namespace}.group", member.on_assigned, member.on_revoked
             )
             await reading.close()
+            assert isinstance(reading, KafkaSubscription)
+            assert reading.closed, "it took longer to leave its group"
             made.append(weakref.ref(reading))
         del reader, writer, reading
         last = broker.reader()

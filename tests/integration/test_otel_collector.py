@@ -68,8 +68,8 @@ def real_collector(program: Path, folder: Path, destination: str) -> Iterator[st
                 time.sleep(0.1)
         yield f"http://127.0.0.1:{port}/v1/traces"
     finally:
-        process.terminate()
-        process.wait(30)
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.long

@@ -63,9 +63,11 @@ def collector() -> Iterator[tuple[str, list[Span]]]:
     with HTTPServer(("127.0.0.1", 0), Receiver) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/v1/traces", spans
-        server.shutdown()
-        thread.join()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1/traces", spans
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 def test_a_run_is_drawn(variables: dict[str, str], tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from tests.unit.operate.prune.shared_cluster import SharedCluster
 pytestmark = pytest.mark.long
 
 OPERATIONS = 1_000
-LIMIT_S = 1_800.0
+LIMIT_S = 3_600.0
 CONTENTS = 40
 """Different weights. Both teams publish them in random order, so they share many."""
 PATIENCE = Patience(lambda line: None)

@@ -52,8 +52,9 @@ class MasterWeights:
             if parameter.requires_grad:
                 self.by_name[name] = master
                 self.in_model.append(parameter)
-        for buffer in model.buffers():
-            buffer.data = buffer.data.to(copies_on or buffer.device)
+        if copies_on is not None:
+            for buffer in model.buffers():
+                buffer.data = buffer.data.to(copies_on)
         round_evenly(model)
 
     def update_copies(self, *_: Any) -> None:

@@ -132,8 +132,7 @@ class LearnerState:
             own = list(self.masters.by_name.values())[int(rest.partition(".")[0])]
         if not isinstance(own, DTensor) or own.shape != tensor.shape:
             return tensor
-        # Each rank has the whole tensor, so nothing is sent. It lands on the mesh's device, and
-        # with `offload` the shards are not there.
+        # Each rank has the whole tensor, so nothing is sent.
         shard = distribute_tensor(tensor, own.device_mesh, own.placements, src_data_rank=None)
         return _in_place_of(own, shard.to_local())
 
@@ -180,10 +179,7 @@ def _in_place_of(tensor: Tensor, part: Tensor) -> Tensor:
     """Returns this rank's part as a tensor that is sharded as `tensor` is."""
     if not isinstance(tensor, DTensor):
         return part
-    return DTensor.from_local(
-        part.to(own_part(tensor).device),
-        tensor.device_mesh,
-        tensor.placements,
-        shape=tensor.shape,
-        stride=tensor.stride(),
-    )
+    # `DTensor.from_local` would move the part to the mesh's device, where `offload` has no shards.
+    made = torch.empty_like(tensor)
+    own_part(made).copy_(part)
+    return made

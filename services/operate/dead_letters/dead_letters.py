@@ -16,6 +16,7 @@ the reasons.
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -133,14 +134,14 @@ def read_dead_letter(record: Record) -> DeadLetter | int:
     A record that another program wrote there is a dead letter without a location.
     """
     headers = {name: value.decode(errors="replace") for name, value in record.headers}
-    if headers.get(REDRIVEN, "").isdigit():
-        return int(headers[REDRIVEN])
+    if (redriven := _number(headers.get(REDRIVEN, ""))) is not None:
+        return redriven
     return DeadLetter(
         record.offset,
         record.timestamp,
         headers.get(f"{WHY}topic", ""),
-        _number(headers.get(f"{WHY}partition", "")),
-        _number(headers.get(f"{WHY}offset", "")),
+        _number(headers.get(f"{WHY}partition", "")) or 0,
+        _number(headers.get(f"{WHY}offset", "")) or 0,
         headers.get(f"{WHY}exception.message", "another program wrote this record"),
         headers.get(f"{WHY}connector.name", ""),
         record.key or b"",
@@ -172,14 +173,14 @@ async def list_kinds(log: EventLog, patience: Patience) -> list[DeadLetterKind]:
 async def find_dead_letter(log: EventLog, number: int) -> DeadLetter:
     """Reads dead letter `number`. Raises UsageError if there is none."""
     at = log.topics.partition(DEAD_LETTERS)
-    async with aclosing(read_records(log.broker, {at: (number, number + 1)})) as records:
-        async for record in records:
-            found = read_dead_letter(record)
-            if isinstance(found, DeadLetter):
-                return found
-            raise UsageError(
-                f"{number} is not a dead letter. It records that dead letter {found} was redriven"
-            )
+    record = await _record_at(log, at, number)
+    if record is not None:
+        found = read_dead_letter(record)
+        if isinstance(found, DeadLetter):
+            return found
+        raise UsageError(
+            f"{number} is not a dead letter. It records that dead letter {found} was redriven"
+        )
     first, end = (await log.broker.ends([at]))[at]
     held = f"{at.topic} holds {first} to {end - 1}" if first < end else f"{at.topic} is empty"
     raise UsageError(f"there is no dead letter {number}: {held}")
@@ -207,15 +208,23 @@ async def refusal(log: EventLog, dead_letter: DeadLetter, original: Record | Non
 
 
 async def find_original(log: EventLog, dead_letter: DeadLetter) -> Record | None:
-    """Reads the record that a dead letter names. Returns None if it is not in the log."""
+    """Reads the record that a dead letter names. Returns None if it is not in the log.
+
+    Raises DependencyError if the brokers do not give it.
+    """
     at = Partition(dead_letter.topic, dead_letter.partition)
     if not any(at in topic.all_partitions() for topic in log.topics):
         return None
+    return await _record_at(log, at, dead_letter.offset)
+
+
+async def _record_at(log: EventLog, at: Partition, offset: int) -> Record | None:
+    """Reads a record. Returns None if the log does not hold it."""
     first, end = (await log.broker.ends([at]))[at]
-    if not first <= dead_letter.offset < end:
+    if not first <= offset < end:
         return None
     try:
-        [record] = await log.broker.fetch([Position(at, dead_letter.offset)])
+        [record] = await log.broker.fetch([Position(at, offset)])
     except RecordsLost:
         return None
     return record
@@ -308,8 +317,12 @@ async def _read_all(log: EventLog, patience: Patience) -> AsyncGenerator[DeadLet
             yield read_dead_letter(record)
 
 
-def _number(text: str) -> int:
-    return int(text) if text.isdigit() else 0
+def _number(text: str) -> int | None:
+    """Reads a number of a header, which any program may have written. Returns None if it is none.
+
+    `isdigit` is true for characters that `int` refuses, and `int` refuses very long numbers.
+    """
+    return int(text) if re.fullmatch("[0-9]{1,18}", text) else None
 
 
 def text(data: bytes) -> str | None:

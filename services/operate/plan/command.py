@@ -64,7 +64,7 @@ def plan(
         name: (one, read_shape(model_folder(one.model))) for name, one in resolved.policies.items()
     }
     made = MemoryPlan(shapes, machine, ram)
-    changes = [] if made.fits else made.changes()
+    changes = [] if made.fits and made.ram_fits else made.changes()
     if as_json:
         print_json({**_facts(made), "ram_fits": made.ram_fits, "changes": [
             {"change": text, **_facts(then)} for text, then in changes
@@ -115,9 +115,10 @@ def _print(made: MemoryPlan, changes: list[tuple[str, MemoryPlan]]) -> None:
         echo(f"{_gib(made.ram_of_machine)} GiB of the host's memory for all ranks on one machine")
     for text, then in changes:
         sizes = f"{_gib(then.gpu_total)} GiB, and {_gib(then.ram_total)} GiB of the host's memory"
-        echo(f"change {text}: {sizes}{', fits' if then.fits else ''}")
-    if changes and not changes[-1][1].fits:
-        echo("none of these changes is enough: choose GPUs with more memory or a smaller model")
+        echo(f"change {text}: {sizes}{', fits' if then.fits and then.ram_fits else ''}")
+    if changes and not (changes[-1][1].fits and changes[-1][1].ram_fits):
+        more = "choose GPUs or a host with more memory, or a smaller model"
+        echo(f"none of these changes is enough: {more}")
 
 
 def _gib(size: int) -> str:

@@ -121,6 +121,7 @@ class TrainerMemory:
         In the MLP these are the gradients of its inner results and of its largest weight, and in
         attention those of queries, keys, values and the result, in the dtype inside of attention.
         If that is float64, these are there for one long sequence at a time (`wide_attention`).
+        If the output head is the embedding, autograd keeps its first gradient until the second one.
         """
         assert self.policy.training is not None, "only policies in training have a trainer"
         shape, width = self.shape, self._width
@@ -131,7 +132,9 @@ class TrainerMemory:
         inside = self._inside_attention
         at_once = longest_sequence(self.policy, shape) if inside == 8 else self.tokens
         attention = at_once * inside * 2 * (shape.queries + shape.keys)
-        return self.tokens * again + max(mlp, attention)
+        tied = width * shape.vocabulary * shape.hidden if shape.tied else 0
+        head = tied if self.policy.lora is None else 0
+        return self.tokens * again + max(mlp, attention) + head
 
     @property
     def layer_activations(self) -> int:

@@ -154,7 +154,7 @@ class MemoryPlan:
         found: list[tuple[str, MemoryPlan]] = []
         for text, then in _steps(self):
             found.append((text, then))
-            if then.fits:
+            if then.fits and then.ram_fits:
                 break
         return found
 

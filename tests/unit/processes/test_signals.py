@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
+import time
 
 import psutil
 
@@ -15,8 +16,11 @@ def test_a_child_that_ends_meanwhile_keeps_its_exit_code() -> None:
     async def test() -> None:
         for _ in range(20):
             child = await asyncio.create_subprocess_exec("/bin/sh", "-c", "exit 7")
-            while psutil.pid_exists(child.pid):  # its end is not awaited: asyncio can't see it
+            until = time.monotonic() + 60
+            while not _has_ended(child.pid):  # its end is not awaited: asyncio can't see it
                 send_signal(child, 0)
+                assert time.monotonic() < until
+            send_signal(child, 0)
             assert await child.wait() == 7
 
     asyncio.run(test())
@@ -31,3 +35,10 @@ def test_a_signal_ends_a_child() -> None:
         send_signal(child, signal.SIGKILL)
 
     asyncio.run(test())
+
+
+def _has_ended(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

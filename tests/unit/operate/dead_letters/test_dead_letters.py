@@ -231,6 +231,8 @@ def test_what_expired_or_lies_under_another_key_is_refused() -> None:
         ([], "/0@0"),
         ([(f"{WHY}topic", b"\xff"), (f"{WHY}offset", b"-1")], "\ufffd/0@0"),
         ([(REDRIVEN, b"no number")], "/0@0"),
+        ([(REDRIVEN, "²".encode()), (f"{WHY}offset", "²".encode())], "/0@0"),
+        ([(REDRIVEN, b"1" * 5_000), (f"{WHY}partition", b"1" * 5_000)], "/0@0"),
     ],
 )
 def test_a_foreign_record_is_a_dead_letter_without_a_location(
