@@ -140,6 +140,7 @@ async def kill_again_and_again(
     state: Path,
     kills: int,
     path: str = RECIPE,
+    seed: int = 0,
 ) -> tuple[int, int]:
     """Steps answered in all, and attempts lost. `path` is the recipe's."""
     cluster = ClusterConfig(state, stack.bootstrap_servers, stack.registry_url, namespace=namespace)
@@ -150,7 +151,7 @@ async def kill_again_and_again(
         engine = PodsEngine(host, Limits(), names.read)
     else:
         engine, variables["DOCKER_HOST"] = DockerEngine(host), host
-    workers, draw, answered = Workers(variables, state, path), random.Random(kills), 0
+    workers, draw, answered = Workers(variables, state, path), random.Random(seed), 0
     async with connect(cluster, "test") as connection:
         topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
         log = await connection.writing_log(topics)
@@ -214,11 +215,13 @@ def test_kills_leave_no_container_and_do_no_step_twice(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("seed", range(8))
 def test_two_hundred_kills(
-    engine: str, local_stack: local.LocalStack, namespace: str, tmp_path: Path
+    engine: str, local_stack: local.LocalStack, namespace: str, tmp_path: Path, seed: int
 ) -> None:
-    killing = kill_again_and_again(engine, local_stack, namespace, tmp_path, kills=200)
-    answered, lost = asyncio.run(asyncio.wait_for(killing, 7200))
+    """25 at a time: after each, the steps of the episodes are done again in fresh sandboxes."""
+    killing = kill_again_and_again(engine, local_stack, namespace, tmp_path, kills=25, seed=seed)
+    answered, lost = asyncio.run(asyncio.wait_for(killing, 1_800))
     print(f"{answered} steps, {lost} attempts lost")
 
 
