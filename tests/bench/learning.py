@@ -93,10 +93,10 @@ class Curve:
 
     @property
     def file(self) -> str:
-        """The name of the file that keeps it."""
-        parts = self.recipe, self.algorithm, self.staleness, self.seed, self.versions
-        changed = (hashlib.sha256("\n".join(self.sets).encode()).hexdigest()[:8],)
-        return "-".join(map(str, parts + (changed if self.sets else ()))) + ".json"
+        """The name of the file that keeps it. Other settings have another file."""
+        settings = hashlib.sha256("\n".join(self.settings()).encode()).hexdigest()[:8]
+        parts = self.recipe, self.algorithm, self.staleness, self.seed, self.versions, settings
+        return "-".join(map(str, parts)) + ".json"
 
     def settings(self) -> list[str]:
         """What differs from the recipe."""
