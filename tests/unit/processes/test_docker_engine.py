@@ -87,9 +87,9 @@ def test_an_engine_that_hangs_is_silent_and_may_come_back(
         assert "rename a" in str(refused[0])
         made.answers["POST /containers/a/rename"] = says({})
         monkeypatch.setattr(headrace.services.processes.docker.docker_engine, "CALL_S", BOUND_S)
+        await until(lambda: made.open == 0)
         assert engine._client is not None
         engine._client.timeout = round(BOUND_S)
-        await until(lambda: made.open == 0)
         await asyncio.gather(*(engine.rename("a", "b") for _ in range(CALLS)))
 
     on(tmp_path, {"POST /containers/a/rename": hangs}, test)

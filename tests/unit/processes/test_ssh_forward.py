@@ -181,7 +181,7 @@ def test_one_ssh_carries_all_calls_and_outputs(ssh: FakeSsh, tmp_path: Path) -> 
             assert not ssh.running()
             assert not ssh.left()
             await until(lambda: made.open == 0)
-            assert descriptors() == before
+            await until(lambda: descriptors() <= before)
 
     asyncio.run(asyncio.wait_for(main(), BOUND_S))
 
@@ -294,12 +294,12 @@ def test_an_ssh_that_soon_ends_is_not_started_again_at_once(
 def test_an_ssh_that_hangs_is_ended(
     ssh: FakeSsh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh_forward, "START_S", 1.0)
+    monkeypatch.setattr(ssh_forward, "START_S", 5.0)
     monkeypatch.setattr(ssh_forward, "PAUSE_S", 0)
     ssh.does("hangs")
 
     async def test(made: FakeEngine, engine: DockerEngine) -> None:
-        with pytest.raises(InfrastructureError, match="ssh has not connected in 1 s"):
+        with pytest.raises(InfrastructureError, match="ssh has not connected in 5 s"):
             await engine.info()
         assert len(ssh.starts) == 1
         assert not ssh.running()
@@ -337,7 +337,7 @@ def test_a_cancelled_caller_leaves_no_ssh(
         await forward.aclose()
         assert not ssh.running()
         assert not ssh.left()
-        await until(lambda: descriptors() == before)
+        await until(lambda: descriptors() <= before)
 
     async def main() -> None:
         for turns in (1, 2, 3, 6):
@@ -366,7 +366,7 @@ def test_a_caller_who_is_cancelled_twice_leaves_no_ssh(
         await forward.aclose()
         assert not ssh.running()
         assert not ssh.left()
-        await until(lambda: descriptors() == before)
+        await until(lambda: descriptors() <= before)
         with pytest.raises(InfrastructureError, match="engine_closed"):
             await forward.require()
         assert len(ssh.starts) == 1

@@ -94,7 +94,7 @@ def test_a_plug_in_that_exits_breaks_its_rule() -> None:
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headrace.conformance", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=400)
 
 
 @pytest.mark.slow
