@@ -17,6 +17,8 @@ from headrace.services.processes.signals import send_signal
 END_S = 5.0
 """Seconds that the guard has to kill everything. It usually takes milliseconds."""
 CHUNK_BYTES = 1 << 16
+_ENDING: set[asyncio.Task[None]] = set()
+"""Keeps these tasks: the event loop has weak references only."""
 
 
 class LineTooLong(Exception):
@@ -130,7 +132,11 @@ class ChildProcess:
         try:
             return cls(await asyncio.shield(starting), lifeline)
         except asyncio.CancelledError:
-            await cls._give_up(starting, lifeline)
+            # It goes on by itself if this is cancelled again.
+            ending = asyncio.create_task(cls._give_up(starting, lifeline), name="a child's end")
+            _ENDING.add(ending)
+            ending.add_done_callback(_ENDING.discard)
+            await asyncio.shield(ending)
             raise
         except BaseException:
             os.close(lifeline)

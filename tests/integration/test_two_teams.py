@@ -74,7 +74,8 @@ class Team:
         await self._owner.send(
             PolicyPublished(
                 policy="default", version=len(self.published), status="trained", digest=bytes(32),
-                full=blob, full_version=len(self.published), tokenizer=blob,
+                full=blob, full_version=len(self.published),
+                tokenizer=self._store.put(b"tokenizer"),
             )
         )  # fmt: skip
         at = await self._owner.send(a_task(str(self.tasks)))
