@@ -225,7 +225,7 @@ class TrainerMemory:
         return found | {"backward pass of a layer": self.backward}
 
     def host_parts(self) -> dict[str, int]:
-        """Returns the bytes of each part in the host's memory. There are none without `offload`."""
+        """Returns the bytes of each part in the host's memory. Without `offload` it is empty."""
         if not self.offload:
             return {}
         found = self._of_optimizer | {"optimizer step": self.step}
