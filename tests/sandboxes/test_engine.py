@@ -71,7 +71,7 @@ def test_many_commands_are_open_at_once_and_leave_nothing(engine: str, commands:
             tasks = [asyncio.create_task(one()) for _ in range(commands)]
             await until(lambda: begun == commands, BOUND_S)
             assert descriptors() >= before + commands
-            assert engine_threads() <= CALLS
+            await until(lambda: engine_threads() <= CALLS)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)

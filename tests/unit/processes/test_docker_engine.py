@@ -150,7 +150,7 @@ def test_what_waits_for_a_thread_is_not_done_once_it_is_given_up(
         go_on.set()
         await first
         await engine.info()
-        assert engine_threads() <= 1
+        await until(lambda: engine_threads() == 0)  # A thread ends after its call is answered.
         assert made.asked == [VERSION, "GET /info", "GET /info"]
 
     on(tmp_path, {"GET /info": waits}, test)
