@@ -39,7 +39,7 @@ $(SYNCED): uv.lock pyproject.toml
 	@$(BIN)/headrace check quickstart > /dev/null 2>&1 || true
 
 quickstart: $(SYNCED)  ## watch a policy learn FrozenLake through Kafka
-	@$(BIN)/headrace run quickstart --check 'reward>=0.95' --check 'episodes<=6000'
+	@$(BIN)/headrace run quickstart --check 'reward>=0.95' --check 'episodes<=3000'
 
 check: $(SYNCED)  ## formatting, lint and types
 	@$(BIN)/ruff check .
