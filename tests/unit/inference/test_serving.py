@@ -371,12 +371,13 @@ def test_a_prompt_for_a_version_that_does_not_exist_ends_no_waiting(
 def test_the_intake_waits_for_a_slot(tmp_path: Path) -> None:
     async def main() -> None:
         context = FakeContext()
-        policy = await serve(tmp_path, slots=2, delay_ms=20)
+        policy = await serve(tmp_path, slots=2, delay_ms=200)
         shard = PromptShard(context, policy)
         for offset in range(2):
             await shard.on_event(delivery(request(str(offset)), offset))
         third = asyncio.create_task(shard.on_event(delivery(request("2"), 2)))
-        await asyncio.sleep(0.03)
+        for _ in range(100):
+            await asyncio.sleep(0)
         assert not third.done()
         assert len(context.spawned) == 2
         context.spawned[0].cancel()
