@@ -30,18 +30,18 @@ def load_shards(
     With `training.offload` the weights stay in the host's memory.
 
     A rank then reads only its own rows of each tensor, if the folder has each of the model's
-    tensors under its own name and no two names share a tensor. Otherwise it loads the whole model
-    first. Returns what `load_policy` returns, and raises what it raises.
+    tensors once, under one of its own names. Otherwise it loads the whole model first. Returns what
+    `load_policy` returns, and raises what it raises.
     """
     dtype = DTYPES[policy.dtype]
     offload = policy.training is not None and policy.training.offload
     if ranks.several and policy.lora is None:
         files = _files(folder)
         model = _empty_model(folder, policy) if files else None
-        if model is not None and _fits(model, files):
+        if model is not None and (stored := _stored_names(model, files)):
             prepare_layers(model, policy)
             ranks.shard(model.eval(), dtype, device, offload)
-            _fill(model, files, device, torch.device("cpu") if offload else device)
+            _fill(model, files, stored, device, torch.device("cpu") if offload else device)
             return model, None
     whole, base = load_policy(folder, policy)
     ranks.shard(whole.eval(), dtype, device, offload)
@@ -68,18 +68,29 @@ def _empty_model(folder: Path, policy: Policy) -> Any:
         return make(config, dtype=torch.float32, attn_implementation=attention_of(policy))
 
 
-def _fits(model: Any, files: Mapping[str, tuple[Path, tuple[int, ...]]]) -> bool:
-    """Returns whether the files have exactly the model's parameters, and none is shared."""
-    own = {name: tuple(one.shape) for name, one in model.named_parameters(remove_duplicate=False)}
-    distinct = {id(one) for one in model.parameters()}
-    persistent = set(model.state_dict())
-    shapes = {name: shape for name, (_, shape) in files.items()}
-    return shapes == own and persistent == set(own) and len(distinct) == len(own)
+def _stored_names(
+    model: Any, files: Mapping[str, tuple[Path, tuple[int, ...]]]
+) -> dict[str, str]:
+    """Returns the name that each parameter has in the files. A tied one has several in the model.
+
+    Empty if the files do not have exactly the model's parameters, each of them once.
+    """
+    every = dict(model.named_parameters(remove_duplicate=False))
+    stored = {id(every[name]): name for name in files if name in every}
+    if (
+        len(stored) != len(files)
+        or set(stored) != set(map(id, every.values()))
+        or any(tuple(every[name].shape) != files[name][1] for name in stored.values())
+        or set(model.state_dict()) != set(every)
+    ):
+        return {}
+    return {name: stored[id(one)] for name, one in model.named_parameters()}
 
 
 def _fill(
     model: Any,
     files: Mapping[str, tuple[Path, tuple[int, ...]]],
+    stored: Mapping[str, str],
     device: torch.device,
     home: torch.device,
 ) -> None:
@@ -95,8 +106,8 @@ def _fill(
             _, (first, *_) = compute_local_shape_and_global_offset(
                 parameter.shape, parameter.device_mesh, parameter.placements
             )
-            with safe_open(files[name][0], framework="pt") as file:
-                local.copy_(file.get_slice(name)[first : first + len(local)])
+            with safe_open(files[stored[name]][0], framework="pt") as file:
+                local.copy_(file.get_slice(stored[name])[first : first + len(local)])
 
 
 @contextmanager
