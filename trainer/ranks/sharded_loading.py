@@ -68,9 +68,7 @@ def _empty_model(folder: Path, policy: Policy) -> Any:
         return make(config, dtype=torch.float32, attn_implementation=attention_of(policy))
 
 
-def _stored_names(
-    model: Any, files: Mapping[str, tuple[Path, tuple[int, ...]]]
-) -> dict[str, str]:
+def _stored_names(model: Any, files: Mapping[str, tuple[Path, tuple[int, ...]]]) -> dict[str, str]:
     """Returns the name that each parameter has in the files. A tied one has several in the model.
 
     Empty if the files do not have exactly the model's parameters, each of them once.

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from headrace.errors import Interrupted, UsageError
 from headrace.services.models.weights import model_folder
+from headrace.services.operate.export.model_export import beside
 from headrace.services.operate.sft.fine_tuning import FineTuning, SftProgress
 from headrace.services.operate.sft.sft_checkpoints import drop_checkpoints, find_checkpoint
 from headrace.services.operate.sft.sft_job import SftJob, SftTarget
@@ -58,11 +59,13 @@ async def run_sft(
         status.begin(progress)
         if await call(partial(tuning.run, stopping, cut, view.say)):
             status.phase = "writing the model"
-            weights = await call(learner.weights)
             told = {**facts, **progress.facts()}
-            made = await asyncio.to_thread(
-                write_model, job, weights, learner.base, progress.done, told, target
-            )
+            with beside(target.folder) as temporary:
+                weights = temporary / "weights"
+                await call(partial(learner.write_weights, weights))
+                made = await asyncio.to_thread(
+                    write_model, job, weights, learner.base, progress.done, told, target
+                )
             written.append(made)
 
     async with _signals(view) as (stopping, cut), _refreshing(view):

@@ -247,7 +247,10 @@ def test_an_adapter_is_version_0_of_a_run_from_the_folder(tmp_path: Path, merge:
     assert trial.run()
     weights = trial.learner.weights()
     target = SftTarget(tmp_path / "made", merge=merge, force=False)
-    facts = write_model(job, weights, trial.learner.base, 8, trial.progress.facts(), target)
+    file = tmp_path / "weights"
+    trial.learner.write_weights(file)
+    facts = write_model(job, file, trial.learner.base, 8, trial.progress.facts(), target)
+    assert not file.exists()
     assert facts["fine_tuning"]["updates"] == 8
     assert "namespace" not in facts
     started = Learner(target.folder, policy)
