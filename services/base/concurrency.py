@@ -25,6 +25,19 @@ async def until_first(*work: Coroutine[object, object, object]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def finish(work: Coroutine[object, object, None], name: str) -> None:
+    """Runs `work` to its end. The caller may be cancelled meanwhile, and ends only after that."""
+    task, cancelled = asyncio.create_task(work, name=name), False
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError:
+            cancelled = True
+    task.result()
+    if cancelled:
+        raise asyncio.CancelledError
+
+
 def in_daemon_thread(work: Callable[[], T], name: str) -> Future[T]:
     """Runs `work` in a thread of its own. The process does not wait for it when it exits.
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from headrace.services.base.concurrency import finish
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.processes import guard
 from headrace.services.processes.signals import send_signal
@@ -17,8 +18,6 @@ from headrace.services.processes.signals import send_signal
 END_S = 5.0
 """Seconds that the guard has to kill everything. It usually takes milliseconds."""
 CHUNK_BYTES = 1 << 16
-_ENDING: set[asyncio.Task[None]] = set()
-"""Keeps these tasks: the event loop has weak references only."""
 
 
 class LineTooLong(Exception):
@@ -132,11 +131,7 @@ class ChildProcess:
         try:
             return cls(await asyncio.shield(starting), lifeline)
         except asyncio.CancelledError:
-            # It goes on by itself if this is cancelled again.
-            ending = asyncio.create_task(cls._give_up(starting, lifeline), name="a child's end")
-            _ENDING.add(ending)
-            ending.add_done_callback(_ENDING.discard)
-            await asyncio.shield(ending)
+            await finish(cls._give_up(starting, lifeline), "a child's end")
             raise
         except BaseException:
             os.close(lifeline)

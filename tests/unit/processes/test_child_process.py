@@ -168,7 +168,8 @@ def test_no_descriptor_is_left(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the children of a process")
 @pytest.mark.parametrize("turns", range(12))
 def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path, turns: int) -> None:
-    """Also if the command has started a process by then: on a busy machine it may be that soon."""
+    """Also if the command has started a process by then: on a busy machine it may be that soon.
+    Also if it is cancelled again meanwhile."""
     pid_file = tmp_path / "pid"
 
     async def main() -> None:
@@ -181,6 +182,9 @@ def test_a_start_that_is_cancelled_leaves_nothing(tmp_path: Path, turns: int) ->
         while not pid_file.exists() and time.monotonic() < until:
             time.sleep(0.01)  # The event loop stands still meanwhile.
         if starting.cancel():
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            starting.cancel()
             await asyncio.wait([starting])
             assert starting.cancelled()
         else:
