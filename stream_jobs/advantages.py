@@ -18,6 +18,9 @@ from headrace.schemas.recipe.tables import Settings
 Advantage = Callable[[Sequence[float]], Sequence[float]]
 
 FLOAT32_MAX = 3.4028234663852886e38
+ROUNDING = 1e-12
+"""Rewards whose difference, relative to the largest, is smaller are equal: sums of the same numbers
+in another order may differ by their rounding."""
 GRPO_EPSILON = 1e-6
 """Added to the deviation, so that GRPO never divides by 0."""
 
@@ -40,7 +43,8 @@ class TurnAdvantage(Settings):
 
 
 def deviation(rewards: Sequence[float]) -> float:
-    """Returns the population's standard deviation. It is exactly 0 if the rewards are equal.
+    """Returns the population's standard deviation. It is exactly 0 if the rewards are equal, but
+    for rounding.
 
     `statistics.pstdev` is ten times slower, because it calculates with fractions.
     """
@@ -64,8 +68,9 @@ def dr_grpo(rewards: Sequence[float]) -> list[float]:
     Dr. GRPO (arXiv 2503.20783), section 3.2. All advantages are 0 if the rewards are equal, for
     example in a group of one. The paper's other change, to the loss, is not part of this.
     """
-    if min(rewards) == max(rewards):
-        return [0.0] * len(rewards)  # Their mean may differ from them by a rounding error.
+    lowest, highest = min(rewards), max(rewards)
+    if highest - lowest <= ROUNDING * max(abs(lowest), abs(highest)):
+        return [0.0] * len(rewards)
     mean = fmean(rewards)
     return [reward - mean for reward in rewards]
 

@@ -39,7 +39,7 @@ from headrace.services.worker.open_episodes import SCHEDULER, open_episodes
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs.barrier import Barrier
 from headrace.stream_jobs.batches import BatchAssembler
-from headrace.stream_jobs.live_groups import REMEMBERED
+from headrace.stream_jobs.live_groups import READ_AGAIN
 from headrace.stream_jobs.metrics.job_metrics import BATCH, LIVE, WAITING, note_batch
 from headrace.stream_jobs.trained_policy import trained_policy
 
@@ -158,7 +158,7 @@ async def _first_group(log: EventLog, groups: Partition, read: int) -> int:
     Groups before `read` are decided, but their lengths say when a live group is late.
     """
     ((kept, _),) = (await log.broker.ends([groups])).values()
-    return min(read, max(kept, read - REMEMBERED))
+    return min(read, max(kept, read - READ_AGAIN))
 
 
 async def _starts_of_other(log: EventLog, policy: str) -> dict[Partition, Start]:

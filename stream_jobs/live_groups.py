@@ -17,7 +17,10 @@ OVERDUE_S = 60.0
 """Seconds after a group's deadline, and the time of its teachers, when nothing waits for it any
 more."""
 REMEMBERED = 64
-"""The lengths of so many groups are known: those of the newest records of `groups`."""
+"""So many lengths of groups are known: the newest ones."""
+READ_AGAIN = 1024
+"""So many decided records of `groups` are read again at a start. Those of evaluations, and of
+groups whose episodes all failed, have no length."""
 ENOUGH = 16
 """If fewer lengths are known, no group is late before it is overdue."""
 USUAL, LATE = 0.9, 1.5
@@ -45,14 +48,13 @@ class LiveGroup:
 class LiveGroups:
     """The live groups of one policy by task, and the lengths of the newest closed ones.
 
-    The lengths are those of the newest REMEMBERED records of `groups`. So a successor that reads
-    these records again knows the same.
+    A successor that reads the newest records of `groups` again knows the same lengths.
     """
 
     def __init__(self) -> None:
         self._live: dict[int, LiveGroup] = {}
         self._seconds: deque[float] = deque(maxlen=REMEMBERED)
-        """In log order; 0 for a group whose length says nothing."""
+        """In log order."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -70,7 +72,8 @@ class LiveGroups:
     def close(self, task: int, seconds: float) -> None:
         """Removes a group, and notes how long it took. 0 if that says nothing."""
         self._live.pop(task, None)
-        self._seconds.append(seconds)
+        if seconds > 0:
+            self._seconds.append(seconds)
 
     def forget(self, decided: Frontier) -> None:
         """Removes the groups whose tasks are decided."""
@@ -93,7 +96,7 @@ class LiveGroups:
             yield group.overdue_s
 
     def _late_s(self) -> float:
-        known = sorted(seconds for seconds in self._seconds if seconds > 0)
+        known = sorted(self._seconds)
         if len(known) < ENOUGH:
             return math.inf
         return LATE * known[math.ceil(USUAL * len(known)) - 1]

@@ -104,13 +104,13 @@ class Episode:
     def reward(self) -> float | None:
         """The episode's reward, which the agent may set.
 
-        Until then it is the sum of the steps' rewards. If no step gave one, it is the mean of the
+        Until then it is the sum of the steps' rewards, rounded once, so ten times 0.1 is 1. If no step gave one, it is the mean of the
         roles' own rewards, or None if no role has one.
         """
         if self._reward is not None:
             return self._reward
         if self._rewards:
-            return sum(self._rewards)
+            return math.fsum(self._rewards)
         own = [self.rewards[role] for role in self.roles if role in self.rewards]
         return fmean(own) if own else None
 

@@ -106,9 +106,10 @@ class PolicyRoom:
 
     def has_closed(self, batches: int) -> bool:
         """Whether so many full batches of closed groups wait."""
-        if self._settings.tokens is None:
-            return len(self._closed) >= self._pool.fresh_groups(batches)
-        return self._waiting_tokens >= batches * self._settings.tokens
+        tokens = self._settings.tokens
+        if tokens is not None and self._waiting_tokens >= batches * tokens:
+            return True
+        return len(self._closed) >= self._pool.fresh_groups(batches)
 
     def skip(self, version: int) -> None:
         """Notes that a version has the weights of the one before it."""

@@ -943,6 +943,18 @@ def test_a_score_is_what_the_agent_makes_of_it_and_is_recorded_under_the_judges_
     assert again.requests() == []
 
 
+def test_the_rewards_of_steps_are_added_without_rounding_in_between() -> None:
+    async def walk(episode: Episode) -> None:
+        await episode.generate("?")
+        await episode.reset()
+        for _ in range(10):
+            await episode.step("on")
+
+    world = World()
+    world.observed = lambda action: {"reward": 0.1} if action.kind == "step" else {}
+    assert end(world, agent=walk).reward == 1.0
+
+
 @pytest.mark.parametrize("given", [None, float("nan"), float("inf")])
 def test_a_judge_without_a_score_is_no_reward(given: float | None) -> None:
     world = World()

@@ -1,4 +1,4 @@
-"""What the room of a policy costs if thousands of groups wait."""
+"""How many groups of a policy may start, and what it costs to find out if thousands wait."""
 
 from __future__ import annotations
 
@@ -42,3 +42,17 @@ def test_a_group_that_closes_is_judged_alone(
     room.close(GROUPS, 41, 700)
     room.published = 41
     assert room.room == 256 * 41 - 1
+
+
+@pytest.mark.parametrize("tokens", [None, 1_000_000, 600])
+def test_batches_that_wait_are_full_by_tokens_or_by_groups(tokens: int | None) -> None:
+    room = PolicyRoom(Batches(groups=8, max_staleness=20, tokens=tokens), 1_000)
+    room.published = 0
+    started = 0
+    while room.room:
+        room.start(started)
+        started += 1
+        room.close(started - 1, 0, 100)
+        if started >= 8:
+            room.on_batch(1, Frontier(8), ())  # the trainer is busy with it
+    assert started == 8 + 2 * (8 if tokens != 600 else 6)

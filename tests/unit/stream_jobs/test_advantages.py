@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.stream_jobs.advantages import dr_grpo, grpo, rloo
+from headrace.stream_jobs.advantages import deviation, dr_grpo, grpo, rloo
 
 ESTIMATORS = [grpo, dr_grpo, rloo]
 REWARDS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=64)
@@ -32,11 +32,16 @@ def test_rloo_compares_with_the_mean_of_the_others(rewards: list[float]) -> None
 
 
 @pytest.mark.parametrize("estimate", ESTIMATORS)
-@pytest.mark.parametrize("rewards", [[1.0], [0.1, 0.1, 0.1], [0.3] * 7])
+@pytest.mark.parametrize("rewards", [[1.0], [0.1, 0.1, 0.1], [0.3] * 7, [0.1 + 0.2, 0.3]])
 def test_equal_rewards_give_exactly_nothing(
     estimate: Callable[[Sequence[float]], list[float]], rewards: list[float]
 ) -> None:
     assert estimate(rewards) == [0.0] * len(rewards)
+    assert deviation(rewards) == 0
+
+
+def test_a_small_difference_is_none_of_rounding() -> None:
+    assert dr_grpo([1.0, 1.0 - 1e-9]) == pytest.approx([5e-10, -5e-10], rel=1e-6)
 
 
 @pytest.mark.parametrize("estimate", ESTIMATORS)

@@ -22,7 +22,7 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs import assemble_batches
-from headrace.stream_jobs.live_groups import REMEMBERED
+from headrace.stream_jobs.live_groups import READ_AGAIN
 from tests.memory.memory_broker import MemoryBroker
 from tests.memory.memory_registry import MemoryRegistry
 from tests.unit.stream_jobs.test_batches import a_dropped_group, a_group, a_publication, a_recipe
@@ -238,10 +238,10 @@ def test_the_lengths_of_the_newest_decided_groups_are_read_again(tmp_path: Path)
         log = a_context(broker, "space", a_recipe(), tmp_path).log
         await make_topics(log)
         groups = log.topics.partition(GROUPS, "default")
-        for task in range(100):
+        for task in range(READ_AGAIN + 100):
             await log.send(just_ended(task, 0))
-        assert await assemble_batches._first_group(log, groups, 90) == 90 - REMEMBERED
-        assert await assemble_batches._first_group(log, groups, 20) == 0
+        assert await assemble_batches._first_group(log, groups, READ_AGAIN + 90) == 90
+        assert await assemble_batches._first_group(log, groups, 90) == 0
         broker._state.log(groups).expire(50)
         assert await assemble_batches._first_group(log, groups, 90) == 50
         assert await assemble_batches._first_group(log, groups, 40) == 40, "RecordsLost says it"

@@ -322,6 +322,12 @@ def learn_lengths(assembler: BatchAssembler) -> None:
         assembler.on_group(a_dropped_group(100 + offset, seconds=seconds), offset)
 
 
+def evaluate(assembler: BatchAssembler) -> None:
+    for task in range(1_000, 1_000 + live_groups.REMEMBERED):
+        dropped = a_dropped_group(task, reason="evaluate", mean=None)
+        assembler.on_group(dropped, len(LENGTHS))
+
+
 def when_due(assembler: BatchAssembler) -> float:
     """When a full batch no longer waits for a group that it makes stale."""
     assembler.on_start(a_start(0, 0), ENDED_S)
@@ -338,6 +344,9 @@ def when_due(assembler: BatchAssembler) -> float:
 def test_no_batch_waits_for_a_group_that_takes_far_longer_than_others_did() -> None:
     assert when_due(an_informed_assembler()) == live_groups.LATE * 10.0
     assert when_due(an_informed_assembler(straggler_wait_s=60)) == 60, "the recipe's own limit"
+    evaluated = an_informed_assembler()
+    evaluate(evaluated)
+    assert when_due(evaluated) == live_groups.LATE * 10.0
     uninformed = an_assembler(groups=1, max_staleness=1)
     uninformed.on_policy(a_publication(1))
     uninformed.on_batch(a_batch(1))
