@@ -104,8 +104,8 @@ class Episode:
     def reward(self) -> float | None:
         """The episode's reward, which the agent may set.
 
-        Until then it is the sum of the steps' rewards, rounded once, so ten times 0.1 is 1. If no step gave one, it is the mean of the
-        roles' own rewards, or None if no role has one.
+        Until then it is the sum of the steps' rewards, rounded once, so ten times 0.1 is 1. If no
+        step gave one, it is the mean of the roles' own rewards, or None if no role has one.
         """
         if self._reward is not None:
             return self._reward

@@ -48,12 +48,12 @@ def load_data_set(use: str, options: Mapping[str, Any]) -> Any:
 
 
 def items_by_epoch(
-    use: str, options: Mapping[str, Any], epochs: int | None
+    use: str, options: Mapping[str, Any], epochs: int | None, first: int = 0
 ) -> Iterator[tuple[str, int, Item]]:
-    """Yields the id `EPOCH-POSITION`, the epoch and the item of every task, without end if
-    `epochs` is None.
+    """Yields the id `EPOCH-POSITION`, the epoch and the item of every task from the epoch `first`
+    on, without end if `epochs` is None.
     """
-    for epoch in itertools.count() if epochs is None else range(epochs):
+    for epoch in itertools.count(first) if epochs is None else range(first, epochs):
         position = -1
         for position, item in enumerate(items_of(use, options)):
             yield f"{epoch}-{position}", epoch, item

@@ -91,6 +91,13 @@ async def submitted_by(context: ServiceContext, source: str) -> Submitted:
     return submitted
 
 
+def last_epoch(submitted: Iterable[str]) -> int:
+    """Returns the epoch of the last task of the data set with such an id. Those before it are all
+    submitted."""
+    ids = (one.partition("-") for one in submitted)
+    return max((int(epoch) for epoch, _, at in ids if epoch.isdecimal() and at), default=0)
+
+
 class _Source:
     """Submits each task once, a bounded number of tasks ahead of the scheduler.
 
@@ -132,7 +139,8 @@ class _Source:
             curated = CuratedSource(self._context, maker, self._submitted, self._newest)
             await curated.run(self._room, self._send_with_opponents)
         else:
-            items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
+            begun = last_epoch(self._submitted)
+            items = items_by_epoch(tasks.use, tasks.options, tasks.epochs, begun)
             async for _ in self._submit(maker, items, self._send_with_opponents):
                 pass
         logger.info("submitted all tasks")
@@ -146,6 +154,8 @@ class _Source:
             if number is None:
                 await self._room()
                 number = await send(await maker.make_async(item, task_id, epoch))
+            else:
+                await asyncio.sleep(0)  # A successor passes over a million rows, perhaps.
             yield number
 
     async def _room(self) -> None:

@@ -24,7 +24,12 @@ from headrace.schemas.recipe.tables import use_and_options
 from headrace.services.tasks.curation.composed_data_sets import Curriculum
 from headrace.services.tasks.curation.curator import Curator
 from headrace.services.tasks.curation.curators import load_curator
-from headrace.services.tasks.curation.item_statistics import CountedTasks, ItemStatistics, counts
+from headrace.services.tasks.curation.item_statistics import (
+    CountedTasks,
+    ItemRecord,
+    ItemStatistics,
+    counts,
+)
 from headrace.services.tasks.data_sets import items_of, load_data_set
 from headrace.services.tasks.task_maker import Item
 
@@ -144,6 +149,7 @@ class Curation:
         No group may be added meanwhile.
         """
         at = self._through_gates(self.cursor)
+        passed_over = _PassedOver(self._curriculum, at.stage)
         skipped: Counter[str] = Counter()
         seen = 0
         for _ in range(MAX_PASSES):
@@ -168,10 +174,12 @@ class Curation:
                 if reason is None:
                     at = replace(at, position=position)
                     self._open = self._open and (at, self._open[1])
+                    passed_over.keep()
                     labels = self._labels(self.cursor, at, chances, skipped)
                     yield Chosen(task_id, at.epoch, item, labels, at)
                     return
                 skipped[reason] += 1
+                passed_over.add(self._statistics.get(item.item_id))
                 hopeless = hopeless and chances[reason] == 0
                 if seen >= MAX_SKIPPED:
                     break
@@ -181,6 +189,8 @@ class Curation:
             following = self._next_pass(at, hopeless=whole and hopeless)
             if following is None or seen >= MAX_SKIPPED:
                 break
+            if following.stage != at.stage:
+                passed_over = _PassedOver(self._curriculum, following.stage)
             at = following
         self._open = None
         yield Unchosen(exhausted=False)
@@ -281,6 +291,28 @@ class Curation:
             if used_up or (hopeless and later):
                 return Cursor(epoch, 0, at.stage + 1, epoch)
         return None if hopeless else replace(at, epoch=epoch, position=0)
+
+
+class _PassedOver:
+    """The items of a curriculum's stage that a search skips. They count once it has found a task:
+    a search that finds none begins again."""
+
+    def __init__(self, curriculum: Curriculum | None, stage: int) -> None:
+        self._curriculum = curriculum
+        self._stage = stage
+        if curriculum is not None and stage < len(curriculum.stages):
+            self._window = curriculum.stages[stage].groups
+            self._progress = curriculum.progress(stage)
+
+    def add(self, item: ItemRecord | None) -> None:
+        if self._curriculum is not None and item is not None:
+            # A streak says what the newest group was like: all of it passed, or none.
+            rate = float(item.solved) if item.streak else item.recent
+            self._progress = self._progress.after(rate, self._window)
+
+    def keep(self) -> None:
+        if self._curriculum is not None:
+            self._curriculum.set_progress(self._stage, self._progress)
 
 
 def draw(seed: int, task_id: str, index: int) -> float:

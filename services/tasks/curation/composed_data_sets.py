@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -18,8 +18,23 @@ from headrace.services.tasks.task_maker import Item
 
 ReadItems = Callable[[str, Mapping[str, Any]], Iterator[Item]]
 """Reads the items of a data set by its name and its options."""
-STAGE_WEIGHT = 0.05
-"""Weight of the newest group in the recent pass rate of a stage, if there are at least 20."""
+
+
+class StageProgress(NamedTuple):
+    """How well the items of a stage are solved."""
+
+    groups: int = 0
+    """Number of its groups."""
+    seen: int = 0
+    """Number of its groups and of its items that were skipped."""
+    recent: float = 0.0
+    """The recent pass rate of these."""
+
+    def after(self, rate: float, window: int, groups: int = 0) -> StageProgress:
+        """Adds a pass rate, of a group or of an item that was skipped."""
+        seen = self.seen + 1
+        recent = self.recent + (rate - self.recent) / min(seen, window)
+        return StageProgress(self.groups + groups, seen, recent)
 
 
 class DataSetPart(Settings):
@@ -49,10 +64,12 @@ class Stage(DataSetPart):
     """A stage of a curriculum."""
 
     pass_rate: Share | None = None
-    """The stage ends once the recent pass rate of its items is at least this. In that rate each
-    group has a weight of 1/20, and at the beginning one over the number of groups."""
+    """The stage ends once the recent pass rate of its items is at least this. An item that the
+    curators skip counts as it was solved last. Otherwise the rate would be that of the items that
+    they choose."""
     groups: Positive = 64
-    """Number of groups of the stage before `pass_rate` may end it."""
+    """Number of groups of the stage before `pass_rate` may end it. The newest group, or skipped
+    item, has a weight of one over this number in the recent pass rate."""
     passes: Positive | None = None
     """The stage ends after so many passes over its data set. Absent: no limit."""
 
@@ -115,8 +132,8 @@ class Curriculum(Settings):
     """The stages in their order: tables with `name`, `use`, and, as they need them, `options`,
     `pass_rate`, `groups` and `passes`. The last stage needs no end."""
 
-    _seen: dict[str, tuple[int, float]] = PrivateAttr(default_factory=dict)
-    """Stage to its number of groups and its recent pass rate."""
+    _progress: dict[str, StageProgress] = PrivateAttr(default_factory=dict)
+    """By the name of a stage."""
 
     @model_validator(mode="after")
     def _stages_end(self) -> Curriculum:
@@ -133,32 +150,36 @@ class Curriculum(Settings):
 
     def open_gate(self, stage: int) -> bool:
         """Whether the recent pass rate of a stage is high enough to end it."""
-        settings = self.stages[stage]
-        groups, recent = self._seen.get(settings.name, (0, 0.0))
+        settings, progress = self.stages[stage], self.progress(stage)
         wanted = settings.pass_rate
-        return wanted is not None and groups >= settings.groups and recent >= wanted
+        return (
+            wanted is not None and progress.groups >= settings.groups and progress.recent >= wanted
+        )
+
+    def progress(self, stage: int) -> StageProgress:
+        """Returns how well the items of a stage are solved."""
+        return self._progress.get(self.stages[stage].name, StageProgress())
+
+    def set_progress(self, stage: int, progress: StageProgress) -> None:
+        """Notes it after a search, which may have skipped items."""
+        self._progress[self.stages[stage].name] = progress
 
     def on_group(self, group: GroupClosed) -> None:
         """Notes a group that counts: each task's first one, in the order of the log."""
         name = group.item_id.partition("/")[0]
-        if name not in self._names:
-            return  # of another source
-        groups, recent = self._seen.get(name, (0, 0.0))
-        groups += 1
-        rate = group.passed / group.rewarded
-        self._seen[name] = groups, recent + (rate - recent) * max(STAGE_WEIGHT, 1 / groups)
+        for number, stage in enumerate(self.stages):
+            if stage.name == name:  # Others are of another source.
+                rate = group.passed / group.rewarded
+                after = self.progress(number).after(rate, stage.groups, groups=1)
+                self.set_progress(number, after)
 
     def state(self) -> dict[str, Any]:
         """Returns what `on_group` has changed, as JSON values."""
-        return {name: list(seen) for name, seen in self._seen.items()}
+        return {name: list(progress) for name, progress in self._progress.items()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continues with what `state` returned."""
-        self._seen = {name: (groups, recent) for name, (groups, recent) in state.items()}
-
-    @property
-    def _names(self) -> list[str]:
-        return [stage.name for stage in self.stages]
+        self._progress = {name: StageProgress(*progress) for name, progress in state.items()}
 
 
 def _require_names(parts: Sequence[DataSetPart]) -> None:

@@ -33,6 +33,9 @@ class PassRate(Curator):
 
     tries: Positive = 1
     """Number of groups of an item before it may be dropped."""
+    episodes: Positive = 4
+    """Number of its episodes with a reward before it may be dropped. In a group of which an
+    environment hangs, few have one."""
     low: Share = 0.0
     """An item is dropped if its pass rate is this or lower."""
     high: Share = 1.0
@@ -40,7 +43,7 @@ class PassRate(Curator):
 
     def chance(self, item: ItemRecord | None, epoch: int) -> float:
         """Returns 0 or 1."""
-        if item is None or item.groups < self.tries:
+        if item is None or item.groups < self.tries or item.episodes < self.episodes:
             return 1.0
         return float(self.low < item.pass_rate < self.high)
 

@@ -43,7 +43,7 @@ class Greso(Curator):
     window: Positive = 64
     """Number of groups after which p changes. The paper takes those of a step."""
     warmup_epochs: NotNegative = 1
-    """Number of epochs in which every item is accepted and p stays."""
+    """Number of groups of an item before it may be skipped, and of epochs in which both p stay."""
 
     _p: dict[str, float] = PrivateAttr(default_factory=dict)
     _equal: dict[str, int] = PrivateAttr(default_factory=lambda: dict.fromkeys(KINDS, 0))
@@ -60,7 +60,7 @@ class Greso(Curator):
 
     def chance(self, item: ItemRecord | None, epoch: int) -> float:
         """Returns p to the power of the streak, but at least LEAST."""
-        if item is None or epoch < self.warmup_epochs:
+        if item is None or item.groups < self.warmup_epochs:
             return 1.0
         return max(LEAST, self._p["easy" if item.solved else "hard"] ** item.streak)
 

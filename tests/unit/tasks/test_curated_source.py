@@ -83,7 +83,7 @@ def test_it_waits_while_a_task_is_open_and_ends_when_nothing_can_change(
     monkeypatch.setattr(Curation, "search", counted)
 
     async def main() -> None:
-        played = Played({"use": "pass_rate", "tries": 1})
+        played = Played({"use": "pass_rate", "episodes": 1})
         await make_topics(played.context.log)
         source = played.start()
         assert await played.submitted(4) == ["0-0", "0-1", "0-2", "0-3"]
@@ -109,7 +109,7 @@ def test_it_waits_while_a_task_is_open_and_ends_when_nothing_can_change(
 
 def test_a_group_that_changes_the_statistics_goes_on_and_so_does_a_restart() -> None:
     async def main() -> None:
-        played = Played({"use": "pass_rate", "tries": 1}, options={"items": 3})
+        played = Played({"use": "pass_rate", "episodes": 1}, options={"items": 3})
         await make_topics(played.context.log)
         source = played.start()
         await played.submitted(4)  # one of them in the second epoch, before anything is known
@@ -132,7 +132,7 @@ def test_groups_that_retention_deleted_do_not_end_the_source() -> None:
     """Such as those of a run that was paused for months, without statistics of its items."""
 
     async def main() -> None:
-        played = Played({"use": "pass_rate", "tries": 1}, options={"items": 3})
+        played = Played({"use": "pass_rate", "episodes": 1}, options={"items": 3})
         log = played.context.log
         await make_topics(log)
         source = played.start()

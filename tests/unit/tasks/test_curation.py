@@ -17,6 +17,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.tasks.curation import choose_items
 from headrace.services.tasks.curation.check_curator import check_contract
 from headrace.services.tasks.curation.choose_items import Chosen, Curation, Cursor, Unchosen
+from headrace.services.tasks.curation.composed_data_sets import Curriculum
 from headrace.services.tasks.curation.curator import Curator
 from headrace.services.tasks.curation.curators import CURATORS, load_curator
 from headrace.services.tasks.curation.item_statistics import ItemRecord, ItemStatistics
@@ -24,6 +25,7 @@ from headrace.services.tasks.data_sets import items_of
 from tests.unit.tasks.test_item_statistics import a_closed_group, folded, record_of
 
 SEED = 7
+PASS_RATE = {"use": "pass_rate", "episodes": 1}
 
 
 def curated(*curators: Any, **tasks: Any) -> Recipe:
@@ -72,8 +74,15 @@ def test_items_that_all_failed_or_all_passed_are_dropped_after_some_tries() -> N
     assert next_of(curation) == Unchosen(exhausted=True)
 
 
+def test_an_item_whose_environment_hangs_is_not_dropped_for_good_after_one_episode() -> None:
+    curator = load_curator("pass_rate")
+    groups = [a_closed_group(task, "a", 0.0) for task in range(4)]
+    assert curator.chance(record_of(folded(*groups[:3]), "a"), 1) == 1.0
+    assert curator.chance(record_of(folded(*groups), "a"), 1) == 0.0
+
+
 def test_the_first_curator_that_skips_gives_the_reason() -> None:
-    curation = a_curation(curated("uniform", "pass_rate", {"use": "greso", "warmup_epochs": 0}))
+    curation = a_curation(curated("uniform", PASS_RATE, {"use": "greso", "warmup_epochs": 0}))
     curation.on_group(a_closed_group(0, "0", 0.0, 0.0), 0)
     chosen = next_of(curation)
     assert isinstance(chosen, Chosen)
@@ -88,8 +97,7 @@ def test_the_first_curator_that_skips_gives_the_reason() -> None:
 
 
 def test_two_curators_of_one_name_have_their_own_keys_in_the_labels() -> None:
-    narrow = {"use": "pass_rate", "tries": 1, "low": 0.6}
-    curation = a_curation(curated("uniform", "pass_rate", narrow))
+    curation = a_curation(curated("uniform", PASS_RATE, PASS_RATE | {"low": 0.6}))
     curation.on_group(a_closed_group(0, "0", 0.0, 0.0), 0)
     curation.on_group(a_closed_group(1, "1", 0.0, 1.0), 1)
     curation.on_group(a_closed_group(2, "2", 1.0, 1.0, 0.0), 2)
@@ -120,8 +128,10 @@ def test_difficulty_prefers_items_near_its_target() -> None:
 def test_greso_adapts_towards_its_targets_after_the_warm_up() -> None:
     greso = load_curator({"use": "greso", "window": 10})
     streak = record_of(folded(*(a_closed_group(task, "a", 0.0, 0.0) for task in range(3))), "a")
-    assert greso.chance(streak, 0) == 1.0
-    assert greso.chance(streak, 1) == 0.5**3
+    assert greso.chance(None, 1) == 1.0
+    assert greso.chance(streak, 0) == 0.5**3, "an epoch of a mixture may have an item often"
+    patient = load_curator({"use": "greso", "warmup_epochs": 4})
+    assert patient.chance(streak, 1) == 1.0
     for task in range(10):
         greso.on_group(a_closed_group(task, "a", 0.0, 0.0))
     assert greso.chance(streak, 1) == 0.5**3, "the first epoch changes nothing"
@@ -188,7 +198,7 @@ def test_a_chance_that_is_none_is_an_error_that_names_the_curator() -> None:
 
 
 def test_a_whole_pass_without_a_chance_ends_the_search_and_newer_statistics_go_on() -> None:
-    curation = a_curation(curated("pass_rate"))
+    curation = a_curation(curated(PASS_RATE))
     assert len(ids(curation, 4)) == 4
     for task in range(4):
         curation.on_group(a_closed_group(task, str(task), 0.0, 0.0), task)
@@ -210,7 +220,7 @@ def test_chance_alone_does_not_end_a_search_soon() -> None:
 
 def test_a_search_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose_items, "MAX_SKIPPED", 1_000)
-    recipe = curated({"use": "pass_rate", "low": 1.0}, options={"same": True})
+    recipe = curated(PASS_RATE | {"low": 1.0}, options={"same": True})
     curation = a_curation(recipe)
     curation.on_group(a_closed_group(0, "0", 0.0), 0)
     steps = list(curation.search())
@@ -344,6 +354,42 @@ def test_a_curriculum_goes_on_when_its_gate_opens_or_its_passes_are_over() -> No
     ]
     assert [one.labels["curation.stage"] for one in chosen[::3]] == ["mid", "mid", "hard", "hard"]
     assert found[-1] == Unchosen(exhausted=True), "after five epochs"
+
+
+@pytest.mark.parametrize("curators", [(), ("greso",), ("difficulty",)])
+def test_a_gate_opens_by_all_items_and_not_by_those_that_curators_choose(
+    curators: Sequence[str],
+) -> None:
+    """Of 200 items one after the other becomes easy, in the first 8,000 tasks."""
+    random, items, gate = Random(1), 200, 0.8
+    stages = [
+        {"name": "easy", "use": "count", "options": {"items": items}, "pass_rate": gate},
+        {"name": "hard", "use": "count"},
+    ]
+    curation = a_curation(curated(*curators, use="curriculum", options={"stages": stages}))
+    easy_from = [random.random() * 8_000 for _ in range(items)]
+    for task in range(8_000):
+        chosen = next_of(curation)
+        assert isinstance(chosen, Chosen)
+        stage, _, item = chosen.item.item_id.partition("/")
+        if stage == "hard":
+            break
+        chance = 1.0 if easy_from[int(item)] < task else 0.3
+        rewards = [float(random.random() < chance) for _ in range(8)]
+        group = a_closed_group(task, chosen.item.item_id, *rewards, epoch=chosen.epoch)
+        curation.on_group(group, task)
+    true = sum(1.0 if since < task else 0.3 for since in easy_from) / items
+    assert true == pytest.approx(gate, abs=0.1)
+
+
+def test_chance_opens_no_gate() -> None:
+    """Each item is always or never solved, which is the worst case: a rate of 0.65 seemed 0.8."""
+    stages = [{"name": "one", "use": "count", "pass_rate": 0.8}, {"name": "two", "use": "count"}]
+    random, curriculum = Random(1), Curriculum.model_validate({"stages": stages})
+    for task in range(2_000):
+        reward = float(random.random() < 0.65)
+        curriculum.on_group(a_closed_group(task, "one/1", reward, reward))
+        assert not curriculum.open_gate(0)
 
 
 def test_a_curriculum_with_curators_is_computed_again_after_restarts() -> None:
