@@ -812,7 +812,8 @@ class GroupClosed(TaskEvent):
     """Mean reward of the samples that count, except those that were demonstrated throughout. Null
     if there are no such samples."""
     deviation: float | None = None
-    """Standard deviation of the same rewards. Null if no sample has a reward."""
+    """Standard deviation of the same rewards, without the penalties for length
+    (`rewards.overlong`). Null if no sample has a reward."""
     excluded: tuple[Exclusion, ...] = ()
     """The samples that were left out."""
     samples: tuple[GroupSample, ...] = ()
@@ -824,7 +825,8 @@ class GroupClosed(TaskEvent):
     rewarded: N31 = 0
     """Number of the samples whose mean reward is `mean`."""
     passed: N31 = 0
-    """Number of them whose reward is at least the recipe's `tasks.passing`."""
+    """Number of them whose reward, without the penalty for length, is at least the recipe's
+    `tasks.passing`."""
     sampled_tokens: N63 = 0
     """Sum of their trainable tokens."""
     newest_version: I64 = -1

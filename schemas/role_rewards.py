@@ -6,6 +6,7 @@ episode's reward if there is no such one. If an episode has no reward, no role o
 
 from __future__ import annotations
 
+from collections import Counter
 from statistics import fmean
 
 from headrace.schemas.events import EpisodeEnded, TrajectoryRecorded
@@ -29,6 +30,24 @@ def policy_reward(event: Rewarded, policy: str) -> float | None:
         return event.reward
     own = [event.rewards.get(role, event.reward) for role in _roles(event, policy)]
     return fmean(own) if own else event.reward
+
+
+def length_penalty(event: EpisodeEnded, policy: str) -> float:
+    """Returns what `policy_reward` has lost to `overlong_penalty`, at least 0.
+
+    A role with a reward of its own pays for its own tokens.
+    """
+    penalty = -event.rewards.get(OVERLONG, 0.0)
+    if penalty <= 0:
+        return 0.0
+    tokens = Counter[str]()
+    for use in event.policies:
+        tokens[use.role] += use.tokens
+    shares = [
+        tokens[role] / max(1, tokens.total()) if role in event.rewards else 1.0
+        for role in _roles(event, policy)
+    ]
+    return penalty * (fmean(shares) if shares else 1.0)
 
 
 def _roles(event: Rewarded, policy: str) -> list[str]:

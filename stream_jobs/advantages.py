@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from math import fsum, sqrt
+from math import fsum, isclose, sqrt
 from statistics import fmean
 
 from headrace.errors import HeadraceError
@@ -50,6 +50,11 @@ def deviation(rewards: Sequence[float]) -> float:
     """
     squares = [difference * difference for difference in dr_grpo(rewards)]
     return sqrt(fsum(squares) / len(rewards))
+
+
+def passes(reward: float, passing: float) -> bool:
+    """Returns whether a reward is at least `passing`, but for rounding."""
+    return reward >= passing or isclose(reward, passing, rel_tol=ROUNDING)
 
 
 def grpo(rewards: Sequence[float]) -> list[float]:

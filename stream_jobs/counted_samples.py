@@ -15,7 +15,7 @@ from math import fsum, isnan
 
 from headrace.schemas.events import EpisodeEnded, PolicyUse, Ref, TaskEnded
 from headrace.schemas.packed import count, unpack_f32, unpack_i32
-from headrace.schemas.role_rewards import policy_reward, role_reward
+from headrace.schemas.role_rewards import length_penalty, policy_reward, role_reward
 
 REWARD_LIMIT = 1e30
 """Samples with a larger reward are excluded. Advantages are float32, and one absurd reward must not
@@ -61,6 +61,8 @@ class CountedSample:
     trajectory: Ref
     reward: float
     """The mean of the policy's roles."""
+    penalty: float
+    """What the reward has lost because the episode is long, at least 0."""
     overlong: bool
     """Whether a limit cut it, and the recipe masks it then."""
     parts: tuple[RewardedTurns, ...]
@@ -70,6 +72,11 @@ class CountedSample:
     tokens: int
     longest: int
     oldest_version: int
+
+    @property
+    def unpenalised(self) -> float:
+        """The reward without the penalty for its length."""
+        return self.reward + self.penalty
 
     @property
     def demonstrated(self) -> bool:
@@ -102,10 +109,12 @@ def named_rewards(ended: TaskEnded) -> frozenset[str]:
     return frozenset(name for outcome in ended.outcomes for name in outcome.rewards)
 
 
-def count_sample(outcome: EpisodeEnded, policy: str, named: Collection[str]) -> CountedSample | str:
+def count_sample(
+    outcome: EpisodeEnded, policy: str, named: Collection[str], *, penalised: bool = False
+) -> CountedSample | str:
     """Returns the sample as it counts for the policy, or the reason to exclude it.
 
-    `named` are the `named_rewards` of its task.
+    `named` are the `named_rewards` of its task. `penalised`: the recipe penalises length.
     """
     failure = outcome.failure
     if failure is not None and failure.origin == "infrastructure":
@@ -131,6 +140,7 @@ def count_sample(outcome: EpisodeEnded, policy: str, named: Collection[str]) -> 
         sample=outcome.sample,
         trajectory=outcome.trajectory,
         reward=reward,
+        penalty=length_penalty(outcome, policy) if penalised else 0.0,
         overlong=outcome.masked,
         parts=parts,
         turns=sum(len(use.turns) // ITEM_BYTES for use in uses),

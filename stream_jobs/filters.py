@@ -35,7 +35,10 @@ class Group:
     mean: float
     """Of the rewards, those of left out samples included."""
     deviation: float
-    """The population's standard deviation of the same rewards."""
+    """The population's standard deviation of the same rewards, without the penalties for length."""
+    penalised: bool = False
+    """Whether one of them has such a penalty, and the advantages follow from these rewards alone:
+    not from those of turns, or of several roles."""
 
 
 REASON = re.compile("[a-z][a-z0-9_]{0,63}")
@@ -69,8 +72,12 @@ def zero_advantage(group: Group) -> str | None:
     """Drops a group whose advantages are all 0, because the gradient of its loss is 0. Those of
     masked samples do not count.
 
-    DAPO's dynamic sampling (arXiv 2503.14476), section 3.2, filters by the same rule.
+    It also drops a group whose rewards differ only by their penalties for length
+    (`overlong_penalty`). DAPO's dynamic sampling (arXiv 2503.14476), section 3.2, filters by the
+    same rule: it keeps a group if some of its answers are right and some are wrong.
     """
+    if group.penalised and group.deviation == 0:
+        return "zero_advantage"
     return None if any(group.advantages) else "zero_advantage"
 
 

@@ -35,7 +35,7 @@ from headrace.schemas.recipe.policy import Groups
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import use_and_options
 from headrace.services.base.plugins import load_with_options
-from headrace.stream_jobs.advantages import TurnAdvantage, deviation, estimated
+from headrace.stream_jobs.advantages import TurnAdvantage, deviation, estimated, passes
 from headrace.stream_jobs.counted_samples import (
     REWARD_LIMIT,
     CountedSample,
@@ -68,7 +68,7 @@ class GroupAssembler:
         for name, policy in recipe.policies.items():
             if policy.training is not None:
                 try:
-                    self._scorers.append(_Scorer(name, policy.groups, recipe.tasks.passing))
+                    self._scorers.append(_Scorer(name, policy.groups, recipe))
                 except UsageError as error:
                     raise UsageError(f"policies.{name}.groups: {error}") from error
 
@@ -86,9 +86,10 @@ class GroupAssembler:
 class _Scorer:
     """Closes the groups of one policy."""
 
-    def __init__(self, policy: str, settings: Groups, passing: float) -> None:
+    def __init__(self, policy: str, settings: Groups, recipe: Recipe) -> None:
         self._policy = policy
-        self._passing = passing
+        self._passing = recipe.tasks.passing
+        self._penalised = any(agent.overlong_buffer for agent in recipe.agents.values())
         self._estimator, _ = use_and_options(settings.advantage)
         self._advantage = load_advantage(settings.advantage)
         self._selector = Selector(policy, settings.select)
@@ -131,7 +132,7 @@ class _Scorer:
         for outcome in ended.outcomes:
             first.setdefault(outcome.sample, outcome)
         for sample, outcome in sorted(first.items()):
-            verdict = count_sample(outcome, self._policy, named)
+            verdict = count_sample(outcome, self._policy, named, penalised=self._penalised)
             if isinstance(verdict, CountedSample):
                 verdict = self._unusable(verdict) or verdict
             if isinstance(verdict, str):
@@ -174,7 +175,7 @@ class _Scorer:
                 "mean": group.mean,
                 "deviation": group.deviation,
                 "rewarded": len(sampled),
-                "passed": sum(one.reward >= self._passing for one in sampled),
+                "passed": sum(passes(one.unpenalised, self._passing) for one in sampled),
                 "sampled_tokens": sum(one.tokens for one in sampled),
                 "newest_version": max(one.oldest_version for one in sampled),
             }
@@ -231,8 +232,14 @@ class _Scorer:
             ),
             tokens=tuple(sample.tokens for sample in kept),
             mean=fmean(rewards),
-            deviation=deviation(rewards),
+            deviation=deviation([sample.unpenalised for sample in sampled]),
+            penalised=self._compares_episodes(sampled) and any(one.penalty for one in sampled),
         )
+
+    def _compares_episodes(self, sampled: Sequence[CountedSample]) -> bool:
+        """Whether the advantages follow from one reward of each episode, not of roles or turns."""
+        turns = isinstance(self._advantage, TurnAdvantage)
+        return not turns and all(len(sample.parts) == 1 for sample in sampled)
 
     def _advantages(
         self, task: int, sampled: Sequence[CountedSample], kept: Sequence[CountedSample]

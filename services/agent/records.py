@@ -161,8 +161,8 @@ def without_details(outcome: EpisodeEnded) -> EpisodeEnded:
     if failure is not None:
         failure = failure.model_copy(update={"message": failure.message[:100]})
     uses = tuple(use.model_copy(update={"turn_rewards": b""}) for use in outcome.policies)
-    roles = {use.role for use in outcome.policies}
-    rewards = {role: value for role, value in outcome.rewards.items() if role in roles}
+    needed = {OVERLONG, *(use.role for use in outcome.policies)}
+    rewards = {name: value for name, value in outcome.rewards.items() if name in needed}
     changes: dict[str, object] = {"rewards": rewards, "policies": uses, "failure": failure}
     return outcome.model_copy(update={**changes, "labels": {}, "artifacts": ()})
 

@@ -102,6 +102,36 @@ def test_a_sample_that_does_not_count_is_excluded_with_its_reason(
     assert closed.mean == 0.75
 
 
+def long_answers(*rewards: float, penalty: float, **recipe: Any) -> GroupClosed:
+    """Closes a group whose first answer is so long that it has a penalty."""
+    keys = {"name": "r", "tasks": {"passing": 0.9}, "agents": {"default": {"overlong_buffer": 64}}}
+    groups = {"groups": {"filters": ["zero_advantage"]}}
+    made = Recipe.model_validate(
+        keys | {"policies": {"default": {"model": "tiny-llama", **groups}}} | recipe
+    )
+    outcomes = [an_outcome(sample, reward) for sample, reward in enumerate(rewards)]
+    outcomes[0] = an_outcome(0, rewards[0] - penalty, rewards={"overlong": -penalty})
+    (closed,) = GroupAssembler(made).on_task(a_task(outcomes), RECORDED_MS)
+    return closed
+
+
+def test_a_penalty_for_length_does_not_make_equal_answers_differ() -> None:
+    for reward, passed in ((1.0, 3), (0.3, 0)):
+        closed = long_answers(reward, reward, reward, penalty=0.1)
+        assert (closed.verdict, closed.reason) == ("dropped", "zero_advantage")
+        assert (closed.passed, closed.deviation) == (passed, 0)
+        assert closed.mean == pytest.approx(reward - 0.1 / 3), "what is learned from has it"
+    closed = long_answers(1.0, 0.0, penalty=0.3)
+    assert (closed.verdict, closed.passed, closed.deviation) == ("scored", 1, 0.5)
+    first, second = (unpack_f32(one.advantages)[0] for one in closed.samples)
+    assert first > 0 > second
+
+
+def test_only_a_recipe_that_penalises_length_has_its_penalty() -> None:
+    closed = long_answers(1.0, 1.0, penalty=0.3, agents={"default": {}})
+    assert (closed.verdict, closed.passed) == ("scored", 1), "the environment has named it so"
+
+
 def test_a_masked_sample_counts_in_its_group_and_is_not_learned() -> None:
     outcomes = [an_outcome(0, 1.0), an_outcome(1, 0.0, masked=True), an_outcome(2, 0.5)]
     closed = close(a_task(outcomes), advantage="dr_grpo")

@@ -10,7 +10,7 @@ import pytest
 from headrace.schemas.events import EpisodeEnded, GroupClosed, PolicyUse
 from headrace.schemas.packed import pack_f32, pack_i32, unpack_f32
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.role_rewards import policy_reward, role_reward
+from headrace.schemas.role_rewards import length_penalty, policy_reward, role_reward
 from headrace.stream_jobs.groups import GroupAssembler
 from tests.unit.stream_jobs.test_groups import RECORDED_MS, a_recipe, a_task, an_outcome, reasons
 
@@ -162,3 +162,17 @@ def test_the_reward_of_a_policy_is_the_mean_of_its_roles() -> None:
     assert (policy_reward(failed, "solver"), role_reward(failed, "solver")) == (None, None)
     itself = played_twice(0, {"first": 1.0, "second": -1.0})
     assert policy_reward(itself, "default") == 0.0
+
+
+def test_a_role_with_a_reward_of_its_own_pays_for_its_own_tokens() -> None:
+    uses = tuple(
+        PolicyUse(policy=policy, role=role, tokens=tokens, longest=9, oldest_version=0)
+        for policy, role, tokens in (("a", "solver", 30), ("a", "critic", 10), ("b", "judge", 60))
+    )
+    rewards = {"solver": 0.85, "overlong": -0.5}
+    outcome = an_outcome(0, reward=0.5, rewards=rewards, policies=uses)
+    # The critic and the judge share the episode's reward, which has lost 0.5.
+    assert length_penalty(outcome, "a") == pytest.approx((0.5 * 0.3 + 0.5) / 2)
+    assert length_penalty(outcome, "b") == 0.5
+    plain = outcome.model_copy(update={"rewards": {"overlong": 0.5}})
+    assert length_penalty(plain, "a") == 0, "a reward of this name is no penalty"
