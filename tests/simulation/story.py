@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from math import fsum
 
 from headrace.schemas import packed
 from headrace.schemas.events import (
@@ -95,7 +96,7 @@ def _walk(trajectory: TrajectoryRecorded, moody: bool) -> Iterator[str]:
         own = trajectory.rewards.get(role)
         if own is not None and own != own_reward(role, said[role]):
             yield f"role {role} did not earn the reward {own}"
-    if trajectory.reward != sum(turn.reward or 0.0 for turn in trajectory.turns):
+    if trajectory.reward != fsum(turn.reward or 0.0 for turn in trajectory.turns):
         yield f"its reward is {trajectory.reward}"
     paths = [f"{trajectory.task}/{trajectory.sample}/"]
     for index, turn in enumerate(trajectory.turns):
