@@ -14,8 +14,8 @@ from headrace.schemas.recipe.recipe import Recipe
 REPLAY, TOKENS, BEST_OF, SYNC = "replay", "tokens", "best_of", "sync"
 DATA = (REPLAY, TOKENS, BEST_OF, SYNC)
 """No misbehaviour, and no excuse: what is asked of batch assembly."""
-CURATED, LEAGUE = "curators", "league"
-ASKED = (CURATED, LEAGUE)
+CURATED, STAGED, LEAGUE = "curators", "curriculum", "league"
+ASKED = (CURATED, STAGED, LEAGUE)
 """As DATA, but chance draws none of them: what is asked of the task source."""
 CURATORS = (
     {"use": "pass_rate", "tries": 2, "low": 0.1, "high": 0.9},
@@ -49,6 +49,10 @@ def with_data(
     if CURATED in kinds:  # four epochs of few items, chosen by all curators
         tree["tasks"] |= {"options": {"items": 6}, "epochs": 4, "passing": 0.6}
         tree["tasks"]["curators"] = CURATORS
+    if STAGED in kinds:  # a stage whose gate opens some time, and one of the same items
+        first = {"name": "one", "use": "count", "options": {"items": 5}, "pass_rate": 0.4}
+        stages = [first | {"groups": 8, "passes": 4}, first | {"name": "two"}]
+        tree["tasks"] |= {"use": "curriculum", "options": {"stages": stages}, "epochs": 6}
     if LEAGUE in kinds:  # in a part of the tasks, a past version plays one of the roles
         tree["tasks"]["options"]["items"] = 24
         tree["tasks"]["roles"]["rival"] = name

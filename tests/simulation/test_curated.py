@@ -12,7 +12,7 @@ import pytest
 from headrace.schemas.events import ItemMeasured
 from headrace.services.operate.verify.invariants.choice_checks import check_opponents
 from headrace.services.operate.verify.invariants.log_facts import Facts
-from tests.simulation.data_algorithms import CURATED, LEAGUE, with_data
+from tests.simulation.data_algorithms import CURATED, LEAGUE, STAGED, with_data
 from tests.simulation.scenario import Scenario, calm, draw_only
 from tests.simulation.simulate import simulate
 from tests.tiers import first_in_every_change
@@ -63,9 +63,10 @@ def test_a_curriculum_goes_through_its_stages() -> None:
     assert list(dict.fromkeys(found)) == ["one", "two", "three"]
 
 
+@pytest.mark.parametrize("data", [(CURATED,), (CURATED, STAGED)])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_choices_come_through_kills(seed: int) -> None:
-    facts = facts_of(seed, draw_only(seed, (*KILLS, CURATED)))
+def test_choices_come_through_kills(seed: int, data: tuple[str, ...]) -> None:
+    facts = facts_of(seed, draw_only(seed, (*KILLS, *data)))
     assert facts.events(ItemMeasured)
 
 

@@ -21,15 +21,10 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.events import GroupClosed, TaskSubmitted
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import use_and_options
-from headrace.services.tasks.curation.composed_data_sets import Curriculum
+from headrace.services.tasks.curation.composed_data_sets import Curriculum, StageProgress
 from headrace.services.tasks.curation.curator import Curator
 from headrace.services.tasks.curation.curators import load_curator
-from headrace.services.tasks.curation.item_statistics import (
-    CountedTasks,
-    ItemRecord,
-    ItemStatistics,
-    counts,
-)
+from headrace.services.tasks.curation.item_statistics import CountedTasks, ItemStatistics, counts
 from headrace.services.tasks.data_sets import items_of, load_data_set
 from headrace.services.tasks.task_maker import Item
 
@@ -65,6 +60,8 @@ class Chosen:
     item: Item
     labels: dict[str, str]
     after: Cursor
+    progress: StageProgress | None
+    """Of the stage of a curriculum, after the items that the search skipped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +140,19 @@ class Curation:
             for _, fold in self._folds:
                 fold.on_group(group)
 
+    def accept(self, chosen: Chosen) -> None:
+        """Notes that the task of a search is submitted: the next search begins after it."""
+        self.cursor = chosen.after
+        if self._curriculum is not None and chosen.progress is not None:
+            self._curriculum.set_progress(chosen.after.stage, chosen.progress)
+
     def search(self) -> Iterator[Chosen | Unchosen | None]:
         """Yields what comes next as the last value, and before it None after every few items.
 
         No group may be added meanwhile.
         """
         at = self._through_gates(self.cursor)
-        passed_over = _PassedOver(self._curriculum, at.stage)
+        progress = self._progress(at)
         skipped: Counter[str] = Counter()
         seen = 0
         for _ in range(MAX_PASSES):
@@ -174,12 +177,11 @@ class Curation:
                 if reason is None:
                     at = replace(at, position=position)
                     self._open = self._open and (at, self._open[1])
-                    passed_over.keep()
-                    labels = self._labels(self.cursor, at, chances, skipped)
-                    yield Chosen(task_id, at.epoch, item, labels, at)
+                    labels = self._labels(at, chances, skipped, progress)
+                    yield Chosen(task_id, at.epoch, item, labels, at, progress)
                     return
                 skipped[reason] += 1
-                passed_over.add(self._statistics.get(item.item_id))
+                progress = self._skipped(at, item, progress)
                 hopeless = hopeless and chances[reason] == 0
                 if seen >= MAX_SKIPPED:
                     break
@@ -190,7 +192,7 @@ class Curation:
             if following is None or seen >= MAX_SKIPPED:
                 break
             if following.stage != at.stage:
-                passed_over = _PassedOver(self._curriculum, following.stage)
+                progress = self._progress(following)
             at = following
         self._open = None
         yield Unchosen(exhausted=False)
@@ -213,17 +215,20 @@ class Curation:
 
     def _labels(
         self,
-        begun: Cursor,
         after: Cursor,
         chances: Mapping[str, float],
         skipped: Mapping[str, int],
+        progress: StageProgress | None,
     ) -> dict[str, str]:
         tasks = self._tasks
+        folds = {name: fold.state() for name, fold in self._folds}
+        if self._curriculum is not None:
+            folds["curriculum"] |= {self._curriculum.stages[after.stage].name: progress}
         state = {
-            "from": astuple(begun),
+            "from": astuple(self.cursor),
             "cursor": astuple(after),
             "groups": [tasks.low_mark, tasks.groups_read, tasks.newest],
-            "folds": {name: fold.state() for name, fold in self._folds},
+            "folds": folds,
         }
         labels = {
             "policy": str(self._recipe.curating_policy),
@@ -236,6 +241,24 @@ class Curation:
             labels["stage"] = self._curriculum.stages[after.stage].name
         text = json.dumps(state, sort_keys=True, separators=(",", ":"))
         return {**{f"{LABEL}{name}": value for name, value in labels.items()}, STATE: text}
+
+    def _progress(self, at: Cursor) -> StageProgress | None:
+        """Returns the progress of a stage. None if the data set has no stages, or no such one."""
+        curriculum = self._curriculum
+        if curriculum is None or at.stage >= len(curriculum.stages):
+            return None
+        return curriculum.progress(at.stage)
+
+    def _skipped(
+        self, at: Cursor, item: Item, progress: StageProgress | None
+    ) -> StageProgress | None:
+        """Adds an item that is skipped."""
+        record = self._statistics.get(item.item_id)
+        if self._curriculum is None or progress is None or record is None:
+            return progress
+        # A streak says what the newest group was like: all of it passed, or none.
+        rate = float(record.solved) if record.streak else record.recent
+        return progress.after(rate, self._curriculum.stages[at.stage].groups)
 
     def _items(self, at: Cursor) -> Iterator[Item | None]:
         """Returns the items from a cursor on: those that the last search left, if it ended here.
@@ -291,28 +314,6 @@ class Curation:
             if used_up or (hopeless and later):
                 return Cursor(epoch, 0, at.stage + 1, epoch)
         return None if hopeless else replace(at, epoch=epoch, position=0)
-
-
-class _PassedOver:
-    """The items of a curriculum's stage that a search skips. They count once it has found a task:
-    a search that finds none begins again."""
-
-    def __init__(self, curriculum: Curriculum | None, stage: int) -> None:
-        self._curriculum = curriculum
-        self._stage = stage
-        if curriculum is not None and stage < len(curriculum.stages):
-            self._window = curriculum.stages[stage].groups
-            self._progress = curriculum.progress(stage)
-
-    def add(self, item: ItemRecord | None) -> None:
-        if self._curriculum is not None and item is not None:
-            # A streak says what the newest group was like: all of it passed, or none.
-            rate = float(item.solved) if item.streak else item.recent
-            self._progress = self._progress.after(rate, self._window)
-
-    def keep(self) -> None:
-        if self._curriculum is not None:
-            self._curriculum.set_progress(self._stage, self._progress)
 
 
 def draw(seed: int, task_id: str, index: int) -> float:

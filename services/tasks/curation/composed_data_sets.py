@@ -161,7 +161,7 @@ class Curriculum(Settings):
         return self._progress.get(self.stages[stage].name, StageProgress())
 
     def set_progress(self, stage: int, progress: StageProgress) -> None:
-        """Notes it after a search, which may have skipped items."""
+        """Notes how well the items of a stage are solved."""
         self._progress[self.stages[stage].name] = progress
 
     def on_group(self, group: GroupClosed) -> None:

@@ -93,7 +93,7 @@ class CuratedSource:
                     found.item, found.task_id, found.epoch, found.labels
                 )
                 open_tasks.append(await submit(task))
-                curation.cursor = found.after
+                curation.accept(found)
                 continue
             if found.exhausted or not open_tasks:
                 if not found.exhausted:

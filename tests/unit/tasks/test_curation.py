@@ -44,7 +44,7 @@ def next_of(curation: Curation) -> Chosen | Unchosen:
     assert last is not None
     assert others == [None] * len(others)
     if isinstance(last, Chosen):
-        curation.cursor = last.after
+        curation.accept(last)
     return last
 
 

@@ -28,7 +28,7 @@ def rollouts_for_a_useful_group(items: int, *curators: Any) -> float:
     for _ in range(EPOCHS * items):
         (*_, chosen) = curation.search()
         assert isinstance(chosen, Chosen)
-        curation.cursor = chosen.after
+        curation.accept(chosen)
         live.append(chosen)
         if len(live) > items // 40:
             done = live.popleft()

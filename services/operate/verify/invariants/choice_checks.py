@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 
 from headrace.schemas.events import GroupClosed, PolicyPublished, TaskSubmitted
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.log.event_log import Delivery
 from headrace.services.operate.verify.invariants.log_facts import Facts, Violations
-from headrace.services.tasks.curation.choose_items import STATE, Chosen, Curation, Cursor
+from headrace.services.tasks.curation.choose_items import STATE, Chosen, Curation, Cursor, Unchosen
 from headrace.services.tasks.curation.item_statistics import ItemStatistics
 from headrace.services.tasks.league import LABEL, Opponents, has_opponents
 from headrace.services.tasks.source import SOURCE
@@ -21,22 +23,65 @@ def check(facts: Facts, recipe: Recipe) -> Violations:
     if policy is None:
         return
     tasks = [one for one in facts.tasks.values() if STATE in one.event.labels]
+    tasks.sort(key=lambda one: (_group(one), one.offset))
     groups = [one for one in facts.in_order(GroupClosed) if one.event.policy == policy]
-    earlier: set[str] = set()
-    curation = Curation(recipe, ItemStatistics(policy), earlier)
-    position = 0
-    for one in sorted(tasks, key=lambda one: (_group(one), one.offset)):
-        while position < len(groups) and groups[position].offset <= _group(one):
-            curation.on_group(groups[position].event, groups[position].offset)
-            position += 1
-        earlier.clear()
-        earlier.update(task.event.task_id for task in tasks if task.offset < one.offset)
+    by_cursor: dict[Cursor, Delivery[TaskSubmitted]] = {}
+    chooser = _Chooser(recipe, policy, groups)
+    for one in tasks:
+        begun = _cursor(one, "from")
+        chooser.continue_after(by_cursor.get(begun), begun, _group(one))
+        earlier = {task.event.task_id for task in tasks if task.offset < one.offset}
         # A source that was killed may have sent a task that its successor did not know.
-        found = [_again(curation, one)]
-        earlier.clear()
-        found.append(_again(curation, one))
-        if one.event.task_id not in found:
-            yield f"I9: task {one.event.task_id} was chosen, and the log gives {' or '.join(found)}"
+        found = [chooser.choose(earlier), chooser.choose(())]
+        right = [choice for choice in found if _gives(choice, one)]
+        if right:
+            chooser.accept(right[0])
+        else:
+            told = " or ".join(_described(choice, one) for choice in found)
+            yield f"I9: task {one.event.task_id} was chosen, and the log gives {told}"
+        by_cursor[_cursor(one, "cursor")] = one
+
+
+class _Chooser:
+    """Chooses tasks as their source did, from the task before each of them and the groups."""
+
+    def __init__(
+        self, recipe: Recipe, policy: str, groups: Sequence[Delivery[GroupClosed]]
+    ) -> None:
+        self._groups = groups
+        self._offsets = [one.offset for one in groups]
+        self._added = 0
+        self._earlier: set[str] = set()
+        self._curation = Curation(recipe, ItemStatistics(policy), self._earlier)
+
+    def continue_after(
+        self, before: Delivery[TaskSubmitted] | None, begun: Cursor, newest: int
+    ) -> None:
+        """Goes on after the task `before`, whose cursor is `begun`, with the groups up to the
+        offset `newest`."""
+        if before is not None and self._curation.cursor != begun:
+            # Between them the source was killed, and its successor does not know the last task.
+            self._curation.restore(before.event)
+            first = bisect_left(self._offsets, self._curation.groups_read)
+            for one in self._groups[first : self._added]:
+                self._curation.on_group(one.event, one.offset)
+        self._curation.cursor = begun
+        while self._added < len(self._groups) and self._groups[self._added].offset <= newest:
+            one = self._groups[self._added]
+            self._curation.on_group(one.event, one.offset)
+            self._added += 1
+
+    def choose(self, earlier: Collection[str]) -> Chosen | Unchosen | None:
+        """Returns what a search finds while the `earlier` tasks are known."""
+        self._earlier.clear()
+        self._earlier.update(earlier)
+        (*_, found) = self._curation.search()
+        return found
+
+    def accept(self, chosen: Chosen | Unchosen | None) -> None:
+        """The next task comes after this one."""
+        if isinstance(chosen, Chosen):
+            self._curation.accept(chosen)
 
 
 def check_opponents(facts: Facts, recipe: Recipe) -> Violations:
@@ -68,14 +113,25 @@ def _group(task: Delivery[TaskSubmitted]) -> int:
     return int(task.event.labels["curation.group"])
 
 
-def _again(curation: Curation, task: Delivery[TaskSubmitted]) -> str:
-    curation.cursor = Cursor(*json.loads(task.event.labels[STATE])["from"])
-    (*_, found) = curation.search()
-    if not isinstance(found, Chosen):
+def _cursor(task: Delivery[TaskSubmitted], name: str) -> Cursor:
+    return Cursor(*json.loads(task.event.labels[STATE])[name])
+
+
+def _gives(choice: Chosen | Unchosen | None, task: Delivery[TaskSubmitted]) -> bool:
+    return (
+        isinstance(choice, Chosen)
+        and choice.task_id == task.event.task_id
+        and choice.labels == _labels(task)
+    )
+
+
+def _described(choice: Chosen | Unchosen | None, task: Delivery[TaskSubmitted]) -> str:
+    if not isinstance(choice, Chosen):
         return "none"
-    labels = {
-        name: label for name, label in task.event.labels.items() if not name.startswith(LABEL)
-    }
-    if found.labels != labels and found.task_id == task.event.task_id:
-        return f"other labels: {found.labels}"
-    return found.task_id
+    if choice.task_id != task.event.task_id:
+        return choice.task_id
+    return f"other labels: {choice.labels}"
+
+
+def _labels(task: Delivery[TaskSubmitted]) -> dict[str, str]:
+    return {name: one for name, one in task.event.labels.items() if not name.startswith(LABEL)}
