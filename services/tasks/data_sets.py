@@ -38,12 +38,21 @@ def items_of(use: str, options: Mapping[str, Any]) -> Iterator[Item]:
 def load_data_set(use: str, options: Mapping[str, Any]) -> Any:
     """Returns the items of a data set, or its object if it is a class: a `Curriculum`.
 
-    Raises UsageError if `use` names none, and for wrong options of a class.
+    Raises UsageError if `use` names none, and for wrong options, also of data sets within it.
     """
     data_set = load("data set", use, BUILTIN)
     revealed = reveal(options, f"options of the data set {use!r}")
     if inspect.isclass(data_set) and issubclass(data_set, BaseModel):
-        return with_options("data set", use, data_set, revealed)
+        made = with_options("data set", use, data_set, revealed)
+        for part in getattr(made, "inner", ()):
+            load_data_set(part.use, part.options)
+        return made
+    taken = inspect.signature(data_set)
+    try:
+        taken.bind(**revealed)
+    except TypeError as error:
+        names = ", ".join(taken.parameters) or "none"
+        raise UsageError(f"data set {use!r}: {error}. Its options are {names}") from error
     return iter(data_set(**revealed))
 
 
@@ -61,7 +70,7 @@ def items_by_epoch(
             return  # another epoch of an empty data set is empty too
 
 
-def first(items: int, use: str, options: dict[str, Any]) -> Iterator[Item]:
+def first(items: int, use: str, options: dict[str, Any] | None = None) -> Iterator[Item]:
     """Yields the first items of another data set.
 
     Options:
@@ -69,7 +78,7 @@ def first(items: int, use: str, options: dict[str, Any]) -> Iterator[Item]:
         use: The other data set: a built-in, or an import path.
         options: Options of the other data set.
     """
-    return itertools.islice(items_of(use, options), items)
+    return itertools.islice(items_of(use, options or {}), items)
 
 
 def count(items: int | None = None, same: bool = False) -> Iterator[Item]:

@@ -95,6 +95,11 @@ class Mixture(Settings):
         _require_names(self.parts)
         return self
 
+    @property
+    def inner(self) -> Sequence[DataSetPart]:
+        """The data sets within it."""
+        return self.parts
+
     def items(self, read: ReadItems) -> Iterator[Item]:
         """Yields the items of an epoch."""
         random, total = Random(self.seed), sum(part.weight for part in self.parts)
@@ -142,6 +147,11 @@ class Curriculum(Settings):
             if stage.pass_rate is None and stage.passes is None:
                 raise ValueError(f"stage {stage.name!r} never ends: set pass_rate or passes")
         return self
+
+    @property
+    def inner(self) -> Sequence[DataSetPart]:
+        """The data sets within it."""
+        return self.stages
 
     def items(self, read: ReadItems) -> Iterator[Item]:
         """Yields the items of all stages."""

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import UsageError
 from headrace.services.namespace.cluster_config import read_recipe
-from headrace.services.tasks.data_sets import hugging_face, jsonl
+from headrace.services.tasks.data_sets import hugging_face, jsonl, load_data_set
 from headrace.services.tasks.task_maker import Item, TaskMaker
 from headrace.services.tasks.warm_start import DEMONSTRATED
 
@@ -67,6 +67,30 @@ def test_a_line_names_only_files_of_its_folder(tmp_path: Path, file: str) -> Non
     path.write_text(json.dumps({"id": "1", "task": {"artifacts": {"x": file}}}))
     with pytest.raises(UsageError, match=r"items\.jsonl:1: artifacts\.x: .* leads out of"):
         list(jsonl(str(path), task_field="task"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"items": 3},
+            "'first': missing a required argument: 'use'. Its options are items, use, options",
+        ),
+        ({"items": 3, "use": "count", "option": {}}, "'first': .*'option'"),
+    ],
+)
+@pytest.mark.parametrize("depth", range(3))
+def test_wrong_options_of_a_function_are_found_before_an_item_is_read(
+    options: dict[str, Any], message: str, depth: int
+) -> None:
+    """Also within a mixture within a stage that comes hours later."""
+    use = "first"
+    for composed, key in (("mixture", "parts"), ("curriculum", "stages"))[:depth]:
+        part = {"name": "one", "use": use, "options": options}
+        own: dict[str, Any] = {"weight": 1} if key == "parts" else {}
+        use, options = composed, {key: [part | own]}
+    with pytest.raises(UsageError, match=message):
+        load_data_set(use, options)
 
 
 def test_an_item_overrides_the_recipe_but_not_what_is_fixed() -> None:

@@ -87,7 +87,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"policies__default__sampling": {"allowed": ["L", "left"]}}, "sampling: .*'left'"),
     ({"tasks__use": "jsonk"}, "tasks.use 'jsonk': no data set 'jsonk'. Use .*jsonl"),
     ({"tasks__use": "jsonl", "tasks__options": {"path": "no.jsonl"}}, "can't read .*no.jsonl"),
-    ({"tasks__options": {"itms": 2}}, "tasks.use 'count': TypeError: .*'itms'"),
+    ({"tasks__options": {"itms": 2}}, "'count': got an unexpected .*'itms'. Its options are items"),
     ({"tasks__use": ":dictionaries", "tasks__options": {}}, "yielded a dict, not an Item"),
     ({"tasks__use": ":raises", "tasks__options": {}}, r"ZeroDivisionError: .*parts.py:\d+, in rai"),
     ({"tasks__use": ":not_json", "tasks__options": {}}, "not JSON serializable"),
