@@ -89,8 +89,6 @@ class AgentShard:
         self._early_answers = EarlyAnswers()
         self._shared = SharedStarts()
         self._early_ends = EarlyEnds()
-        self._newest = -1
-        """The highest number of a started task. Tasks start almost in numerical order."""
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
         """Handles a start, an answer, an outcome or a result of this partition."""
@@ -127,7 +125,7 @@ class AgentShard:
             )
             self.context.spawn(self.isolation.run(self.context, isolated), "isolated episodes")
         self._close_over()
-        self._early_ends.clear()
+        self._early_ends.trim()
         self.cancellations.subscribe(self._on_cancelled)
         self.context.spawn(self._cancel_when_ending(), "ending")
 
@@ -143,7 +141,6 @@ class AgentShard:
 
     def _on_start(self, delivery: Delivery[EpisodeStarted]) -> None:
         event = delivery.event
-        self._newest = max(self._newest, event.task)
         if self._early_ends.has_ended(event.task):
             return
         task = self._tasks.get(event.task)
@@ -170,19 +167,17 @@ class AgentShard:
                     self._close_environments([answer])
             run.on_answer(answer)
         else:
-            self._early_answers.keep(key, answer)
+            self._early_answers.keep(key, answer, asyncio.get_running_loop().time())
             if self.context.caught_up:
                 self._close_over()
-            elif self._is_over(*key):
+            elif self._has_ended(*key):
                 self._early_answers.end(key)
 
-    def _is_over(self, number: int, sample: int) -> bool:
-        """Whether an episode has ended, according to what was read so far."""
+    def _has_ended(self, number: int, sample: int) -> bool:
+        """Whether the outcome of an episode or the result of its task is known."""
         if (task := self._tasks.get(number)) is not None:
             return sample in task.outcomes
-        if self._early_ends.has_ended(number, sample):
-            return True
-        return self.context.caught_up and number <= self._newest
+        return self._early_ends.has_ended(number, sample)
 
     def _close_over(self) -> None:
         """Ends the environments that answered to episodes that are over.
@@ -190,14 +185,15 @@ class AgentShard:
         They answer requests of a former owner, which the worker that ended the episode did not see,
         or which came after its `close`. Nothing else would free their slots before the deadline.
         """
-        if over := self._early_answers.drop_over(self._is_over):
+        now_s = asyncio.get_running_loop().time()
+        if over := self._early_answers.drop_over(self._has_ended, now_s):
             self._close_environments(over)
 
     def _close_environments(self, last: Sequence[ObservationRecorded]) -> None:
         """Ends the environments that gave these answers.
 
-        If this worker ends first, the partition's next owner reads the answers again. It closes the
-        environments once it has read of a later task, as only then it knows that they are over.
+        If this worker ends first, the partition's next owner reads the answers again, and closes
+        the environments.
         """
         closed = self.context.hold_positions()
 
@@ -226,9 +222,10 @@ class AgentShard:
             self._maybe_close(task)
 
     def _on_result(self, result: TaskEnded) -> None:
-        self._newest = max(self._newest, result.task)
-        if not self.context.caught_up:
-            self._early_ends.add_result(result.task)
+        self._early_ends.add_result(result.task)
+        if self.context.caught_up:
+            self._early_ends.trim()
+        else:
             for outcome in result.outcomes:
                 self._early_answers.end((result.task, outcome.sample))
         task = self._tasks.pop(result.task, None)

@@ -36,7 +36,7 @@ OF_AGENTS = (
         name="recorded_answers_unused",
         sentence="A new owner runs an episode's coroutine with the recorded answers.",
         file=EARLY_ANSWERS,
-        old="for answer in self._kept.pop(key, ()):\n            answers",
+        old="for answer in self._pop(key):\n            answers",
         new="for answer in ():\n            answers",
         caught_by=("excuses that", "I2: "),
     ),
