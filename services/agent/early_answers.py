@@ -1,54 +1,135 @@
-"""Answers whose episodes don't run in this worker: they haven't started yet, or are over."""
+"""Answers and ends that are read before the start of their episode, or after its end."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
-from itertools import chain
+from dataclasses import dataclass, field
 
-from headrace.schemas.events import ObservationRecorded
+from headrace.schemas.events import EpisodeEnded, ObservationRecorded
 from headrace.services.agent.requests import Answer
 
 EARLY = 256
 """Largest number of episodes whose answers are kept before their start is read."""
+START_S = 10.0
+"""An episode is over if its start was not read this many seconds after an answer to it.
+
+The start was written before the answer, but to another topic, so it may be read after it."""
+ENDED = 1_024
+"""How many ended tasks are known after the shard has caught up: those that ended last."""
 
 Key = tuple[int, int]
 """A task's number, and a sample."""
 
 
+@dataclass(eq=False, slots=True)
+class _Kept:
+    since_s: float
+    """When the first of the answers was read."""
+    answers: list[Answer] = field(default_factory=list)
+    """In log order."""
+
+
 class EarlyAnswers:
-    """Answers that were read before their episode ran, by episode, in log order."""
+    """Answers that were read before their episode ran, by episode."""
 
     def __init__(self) -> None:
-        self._kept: dict[Key, list[Answer]] = {}
+        self._kept: dict[Key, _Kept] = {}
+        self._last: dict[tuple[int, int, int, int], ObservationRecorded] = {}
+        """The last answer of each environment of the episodes that are over."""
 
-    def keep(self, key: Key, answer: Answer) -> None:
+    def keep(self, key: Key, answer: Answer, now_s: float) -> None:
         """Keeps an answer until its episode takes it."""
-        self._kept.setdefault(key, []).append(answer)
+        if key not in self._kept:
+            self._kept[key] = _Kept(now_s)
+        self._kept[key].answers.append(answer)
 
     def observed(self, key: Key) -> list[ObservationRecorded]:
         """Returns all answers of an episode's environments, in log order."""
-        kept = self._kept.get(key, ())
+        kept = self._kept[key].answers if key in self._kept else ()
         return [answer for answer in kept if isinstance(answer, ObservationRecorded)]
 
     def take(self, key: Key) -> dict[int, dict[str, Answer]]:
         """Removes and returns an episode's answers, by attempt and call: the first one of each."""
         answers: dict[int, dict[str, Answer]] = {}
-        for answer in self._kept.pop(key, ()):
+        for answer in self._pop(key):
             answers.setdefault(answer.attempt, {}).setdefault(answer.call, answer)
         return answers
 
-    def drop_over(self, is_over: Callable[[int, int], bool]) -> list[ObservationRecorded]:
-        """Drops the answers to episodes that are over, and all but the EARLY newest of the others.
+    def end(self, key: Key) -> None:
+        """Drops the answers to an episode that is over, but for the last one of each environment.
 
-        Returns the last answer of each environment of the episodes that are over.
+        All that is kept of that one is what a `close` of its environment needs.
         """
-        over = [self._kept.pop(key) for key in list(self._kept) if is_over(*key)]
-        for key in list(self._kept)[:-EARLY]:
-            del self._kept[key]
-        last: dict[tuple[int, int, int, int], ObservationRecorded] = {}
-        for answer in chain.from_iterable(over):
+        for answer in self._pop(key):
             if isinstance(answer, ObservationRecorded):
                 which = answer.task, answer.sample, answer.attempt, answer.partition
-                if which not in last or answer.index >= last[which].index:
-                    last[which] = answer
+                if which not in self._last or answer.index >= self._last[which].index:
+                    self._last[which] = _without_contents(answer)
+
+    def drop_over(
+        self, has_ended: Callable[[int, int], bool], now_s: float
+    ) -> list[ObservationRecorded]:
+        """Drops the answers to episodes that are over, and all but the EARLY newest of the others.
+
+        Over are those that have ended, and those that did not start within START_S. Returns the
+        last answer of each of their environments. It has no contents.
+        """
+        for key, kept in list(self._kept.items()):
+            if now_s - kept.since_s >= START_S or has_ended(*key):
+                self.end(key)
+        for key in list(self._kept)[:-EARLY]:
+            del self._kept[key]
+        last, self._last = self._last, {}
         return list(last.values())
+
+    def _pop(self, key: Key) -> list[Answer]:
+        kept = self._kept.pop(key, None)
+        return [] if kept is None else kept.answers
+
+
+class EarlyEnds:
+    """Outcomes that were read before the start of their task, and the tasks that have ended."""
+
+    def __init__(self) -> None:
+        self._outcomes: dict[int, dict[int, EpisodeEnded]] = {}
+        """By task and sample: the first one of each. A task that has ended has none here."""
+        self._tasks: OrderedDict[int, None] = OrderedDict()
+        """Those that ended, in log order."""
+
+    def add_outcome(self, outcome: EpisodeEnded) -> None:
+        """Keeps the outcome of an episode, unless its task has ended."""
+        if outcome.task not in self._tasks:
+            self._outcomes.setdefault(outcome.task, {}).setdefault(outcome.sample, outcome)
+
+    def add_result(self, number: int) -> None:
+        """Notes that a task has ended."""
+        self._tasks[number] = None
+        self._outcomes.pop(number, None)
+
+    def take_outcomes(self, number: int) -> dict[int, EpisodeEnded]:
+        """Removes and returns a task's outcomes, by sample."""
+        return self._outcomes.pop(number, {})
+
+    def has_ended(self, number: int, sample: int | None = None) -> bool:
+        """Whether a task has ended; with `sample`, whether that episode has."""
+        return number in self._tasks or sample in self._outcomes.get(number, ())
+
+    def trim(self) -> None:
+        """Forgets all outcomes, and all but the ENDED tasks that ended last."""
+        self._outcomes.clear()
+        while len(self._tasks) > ENDED:
+            self._tasks.popitem(last=False)
+
+
+def _without_contents(answer: ObservationRecorded) -> ObservationRecorded:
+    """Returns an answer with what names its environment and its place in the attempt alone."""
+    return ObservationRecorded(
+        task=answer.task,
+        sample=answer.sample,
+        attempt=answer.attempt,
+        call=answer.call,
+        index=answer.index,
+        digest=answer.digest,
+        partition=answer.partition,
+    )

@@ -30,7 +30,7 @@ from headrace.schemas.events import (
     TaskSubmitted,
 )
 from headrace.services.agent.crash_isolation.isolation import DEATHS, IsolatedEpisode, Isolation
-from headrace.services.agent.early_answers import EarlyAnswers, Key
+from headrace.services.agent.early_answers import EarlyAnswers, EarlyEnds, Key
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.memory.shared_starts import SharedStarts
 from headrace.services.agent.records import AgentSetup, refused, task_ended, without_details
@@ -88,10 +88,7 @@ class AgentShard:
         """By episode that runs here."""
         self._early_answers = EarlyAnswers()
         self._shared = SharedStarts()
-        self._early_outcomes: dict[int, dict[int, EpisodeEnded]] = {}
-        self._ended: set[int] = set()
-        self._newest = -1
-        """The highest number of a started task. Tasks start almost in numerical order."""
+        self._early_ends = EarlyEnds()
 
     async def on_event(self, delivery: Delivery[Any]) -> None:
         """Handles a start, an answer, an outcome or a result of this partition."""
@@ -128,8 +125,7 @@ class AgentShard:
             )
             self.context.spawn(self.isolation.run(self.context, isolated), "isolated episodes")
         self._close_over()
-        self._early_outcomes.clear()
-        self._ended.clear()
+        self._early_ends.trim()
         self.cancellations.subscribe(self._on_cancelled)
         self.context.spawn(self._cancel_when_ending(), "ending")
 
@@ -145,13 +141,12 @@ class AgentShard:
 
     def _on_start(self, delivery: Delivery[EpisodeStarted]) -> None:
         event = delivery.event
-        self._newest = max(self._newest, event.task)
-        if event.task in self._ended:
+        if self._early_ends.has_ended(event.task):
             return
         task = self._tasks.get(event.task)
         event = self._shared.of(event, None if task is None else task.submitted)
         if task is None:
-            outcomes = self._early_outcomes.pop(event.task, {})
+            outcomes = self._early_ends.take_outcomes(event.task)
             task = self._tasks[event.task] = _Task(event.submitted, outcomes=outcomes)
             if event.verdict is None:
                 self._numbers[self.cancellations.id_of(event.submitted)] = event.task
@@ -172,14 +167,17 @@ class AgentShard:
                     self._close_environments([answer])
             run.on_answer(answer)
         else:
-            self._early_answers.keep(key, answer)
+            self._early_answers.keep(key, answer, asyncio.get_running_loop().time())
             if self.context.caught_up:
                 self._close_over()
+            elif self._has_ended(*key):
+                self._early_answers.end(key)
 
-    def _is_over(self, number: int, sample: int) -> bool:
-        """Whether an episode has ended, according to what was read so far."""
-        task = self._tasks.get(number)
-        return number <= self._newest if task is None else sample in task.outcomes
+    def _has_ended(self, number: int, sample: int) -> bool:
+        """Whether the outcome of an episode or the result of its task is known."""
+        if (task := self._tasks.get(number)) is not None:
+            return sample in task.outcomes
+        return self._early_ends.has_ended(number, sample)
 
     def _close_over(self) -> None:
         """Ends the environments that answered to episodes that are over.
@@ -187,14 +185,15 @@ class AgentShard:
         They answer requests of a former owner, which the worker that ended the episode did not see,
         or which came after its `close`. Nothing else would free their slots before the deadline.
         """
-        if over := self._early_answers.drop_over(self._is_over):
+        now_s = asyncio.get_running_loop().time()
+        if over := self._early_answers.drop_over(self._has_ended, now_s):
             self._close_environments(over)
 
     def _close_environments(self, last: Sequence[ObservationRecorded]) -> None:
         """Ends the environments that gave these answers.
 
-        If this worker ends first, the partition's next owner reads the answers again. It closes the
-        environments once it has read of a later task, as only then it knows that they are over.
+        If this worker ends first, the partition's next owner reads the answers again, and closes
+        the environments.
         """
         closed = self.context.hold_positions()
 
@@ -211,20 +210,24 @@ class AgentShard:
 
     def _on_outcome(self, outcome: EpisodeEnded) -> None:
         task = self._tasks.get(outcome.task)
-        if task is None:
-            if not self.context.caught_up:
-                early = self._early_outcomes.setdefault(outcome.task, {})
-                early.setdefault(outcome.sample, outcome)
-            return
-        task.outcomes.setdefault(outcome.sample, outcome)
-        if self.context.caught_up:
-            self._stop((outcome.task, outcome.sample))
+        if task is not None:
+            task.outcomes.setdefault(outcome.sample, outcome)
+        key = outcome.task, outcome.sample
+        if not self.context.caught_up:
+            if task is None:
+                self._early_ends.add_outcome(outcome)
+            self._early_answers.end(key)
+        elif task is not None:
+            self._stop(key)
             self._maybe_close(task)
 
     def _on_result(self, result: TaskEnded) -> None:
-        self._newest = max(self._newest, result.task)
-        if not self.context.caught_up:
-            self._ended.add(result.task)
+        self._early_ends.add_result(result.task)
+        if self.context.caught_up:
+            self._early_ends.trim()
+        else:
+            for outcome in result.outcomes:
+                self._early_answers.end((result.task, outcome.sample))
         task = self._tasks.pop(result.task, None)
         if task is None:
             return

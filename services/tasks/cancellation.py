@@ -9,6 +9,7 @@ that has no outcome gets the same cancellations before or after the start of the
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -47,7 +48,7 @@ class CancelledTasks:
         for all other tenants together."""
         self.trusted = trusted or TrustedKeys()
         self._kept = kept
-        self._reasons: dict[str, dict[TaskId, str]] = {}
+        self._reasons: dict[str, OrderedDict[TaskId, str]] = {}
         """By scope, so that nobody displaces the cancellations of a tenant with keys."""
 
     def id_of(self, submitted: TaskSubmitted) -> TaskId:
@@ -67,11 +68,11 @@ class CancelledTasks:
         ]
 
     def _add(self, scope: str, task: TaskId, reason: str) -> bool:
-        reasons = self._reasons.setdefault(scope, {})
+        reasons = self._reasons.setdefault(scope, OrderedDict())
         if task in reasons:
             return False
         if len(reasons) >= self._kept:
-            del reasons[next(iter(reasons))]
+            reasons.popitem(last=False)
         reasons[task] = reason
         return True
 

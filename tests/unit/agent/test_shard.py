@@ -21,7 +21,6 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.recipe.agent_settings import Agent as AgentSettings
 from headrace.services.agent.crash_isolation.isolation import Isolation
-from headrace.services.agent.early_answers import EARLY
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.routing.action_routes import ActionRoutes
@@ -217,20 +216,6 @@ def test_what_answered_before_the_take_over_is_freed_where_its_episode_is_over()
     on_a_bench(test)
 
 
-def test_an_answer_that_is_read_before_its_start_counts() -> None:
-    async def test(bench: Bench) -> None:
-        await bench.catch_up()
-        await bench.feed(observed(8))  # a zombie that reads starts sooner has asked
-        assert bench.sent == []
-        await bench.feed(started(8))
-        # It is the answer to the reset, which this owner need not send; that it is to another
-        # meaning shows that it was looked at.
-        resets = [one for one in bench.sent if isinstance(one, ActionRequested)]
-        assert [(reset.kind, reset.attempt) for reset in resets] == [("close", 0), ("reset", 1)]
-
-    on_a_bench(test)
-
-
 def test_a_result_that_no_record_can_hold_is_written_without_details() -> None:
     class Narrow(Bench):
         async def send(self, event: Event, partition: int | None = None) -> Ref:
@@ -252,19 +237,6 @@ def test_a_result_that_no_record_can_hold_is_written_without_details() -> None:
             await bench.end()
 
     asyncio.run(main())
-
-
-def test_answers_to_starts_that_never_come_take_bounded_memory() -> None:
-    async def test(bench: Bench) -> None:
-        await bench.catch_up()
-        await bench.feed(*(observed(number) for number in range(3 * EARLY)))
-        assert len(bench.shard._early_answers._kept) == EARLY
-        # Once others have started, they are known to be over.
-        await bench.feed(started(10 * EARLY))
-        assert len(bench.shard._early_answers._kept) == 0
-        assert len(bench.closed()) >= EARLY
-
-    on_a_bench(test)
 
 
 def test_the_largest_numbers_that_a_record_holds_end_nobody() -> None:

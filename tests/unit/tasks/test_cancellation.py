@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from time import process_time
+
 from headrace.schemas.events import TaskCancelled
 from headrace.services.tasks.cancellation import CancelledTasks
 from tests.unit.scheduler.test_core import task
@@ -26,3 +28,17 @@ def test_only_the_newest_are_kept() -> None:
         tasks.add(cancel(number))
     known = [number for number in range(5) if tasks.reason(task(number)) is not None]
     assert known == [2, 3, 4]
+
+
+def test_forgetting_does_not_slow_down_as_more_are_forgotten() -> None:
+    full = 50_000
+    tasks = CancelledTasks(kept=full)
+    seconds = []
+    for first in range(0, 2 * full, 1_000):
+        events = [cancel(number) for number in range(first, first + 1_000)]
+        began = process_time()
+        for event in events:
+            tasks.add(event)
+        seconds.append(process_time() - began)
+    filling, forgetting = seconds[: full // 1_000], seconds[full // 1_000 :]
+    assert sorted(forgetting)[-10] < 4 * sorted(filling)[len(filling) // 2]

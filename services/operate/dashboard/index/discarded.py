@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,7 +24,7 @@ class Discarded:
     """
 
     def __init__(self, most: int = MOST) -> None:
-        self._rows: dict[_Key, DiscardedRow] = {}
+        self._rows: OrderedDict[_Key, DiscardedRow] = OrderedDict()
         self._most = most
         self._forgotten: dict[tuple[str, str, str], list[float]] = {}
         """By policy, reason and kind: the count, and the times of the first and the last."""
@@ -79,7 +80,7 @@ class Discarded:
             self._rows[key] = replace(group, version=batch.version)
             return
         if len(self._rows) >= self._most:
-            _count(self._forgotten, self._rows.pop(next(iter(self._rows))))
+            _count(self._forgotten, self._rows.popitem(last=False)[1])
         self._rows[key] = row
 
 

@@ -1,0 +1,40 @@
+"""The dashboard's list of what was not trained on."""
+
+from __future__ import annotations
+
+from time import process_time
+
+from headrace.schemas.events import Exclusion, GroupClosed
+from headrace.services.operate.dashboard.index.discarded import Discarded
+
+EACH = 1_000
+"""Samples that each group leaves out."""
+
+
+def group(number: int) -> GroupClosed:
+    excluded = tuple(Exclusion(sample=sample, reason="no_reward") for sample in range(EACH))
+    return GroupClosed(
+        task=number, policy="default", item_id="1", verdict="scored", excluded=excluded
+    )
+
+
+def test_the_oldest_rows_are_forgotten_and_still_counted() -> None:
+    discarded = Discarded(most=EACH)
+    discarded.on_group(group(1), 1.0)
+    discarded.on_group(group(2), 2.0)
+    assert {row.task for row in discarded.rows(None, None)} == {2}
+    (reason,) = discarded.reasons()
+    assert (reason["count"], reason["first"], reason["last"]) == (2 * EACH, 1.0, 2.0)
+
+
+def test_forgetting_does_not_slow_down_as_more_are_forgotten() -> None:
+    full = 50
+    discarded = Discarded(most=full * EACH)
+    seconds = []
+    for number in range(2 * full):
+        closed = group(number)
+        began = process_time()
+        discarded.on_group(closed, float(number))
+        seconds.append(process_time() - began)
+    filling, forgetting = seconds[:full], seconds[full:]
+    assert sorted(forgetting)[-10] < 4 * sorted(filling)[full // 2]
