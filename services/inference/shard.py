@@ -9,8 +9,9 @@ from headrace.errors import InfrastructureError
 from headrace.schemas.events import GenerationCompleted, GenerationRequested
 from headrace.services.base.concurrency import until_first
 from headrace.services.inference.drain import Drain
+from headrace.services.inference.engine_slots import Slot
 from headrace.services.inference.pinned import PinnedVersions
-from headrace.services.inference.serving import ServedPolicy, Slot
+from headrace.services.inference.serving import ServedPolicy
 from headrace.services.log.event_log import Delivery
 from headrace.services.worker.limits.shared_limits import LeaseOver
 from headrace.services.worker.shard import ShardContext

@@ -21,8 +21,9 @@ from headrace.schemas.events import (
     ScoredTokens,
 )
 from headrace.services.inference.engine import Capacity, EngineSetup, Weights
+from headrace.services.inference.engine_slots import Slots
 from headrace.services.inference.engines.scripted import ScriptedEngine
-from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.serving import ServedPolicy
 from headrace.services.inference.shard import PromptShard
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.kafka.broker import Partition
