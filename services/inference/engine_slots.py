@@ -20,15 +20,18 @@ RECHECK_S = 1.0
 class _Waiter:
     """A prompt that waits for a slot."""
 
-    arrival: int
+    rank: tuple[int, int]
+    """Minus its priority, and the number of its arrival. The lowest goes first."""
     look: asyncio.Event = field(default_factory=asyncio.Event, compare=False)
     """Set when it should look whether it gets a slot now."""
 
 
 class Slots:
-    """The slots of one engine. Whoever came first gets the next one that is free.
+    """The slots of one engine. The prompt of the highest priority gets the next one that is free.
 
-    A prompt that lacks a permit keeps its place, and is passed over by those that lack none.
+    Of equal priorities, whoever came first gets it. No prompt in a slot is interrupted. As long as
+    prompts of a higher priority wait, those of a lower one wait, too. A prompt that lacks a permit
+    keeps its place, and is passed over by those that lack none.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -57,10 +60,10 @@ class Slots:
         return slot
 
     async def take_unless(
-        self, given_up: Callable[[], bool], permits: Permits | None = None
+        self, given_up: Callable[[], bool], permits: Permits | None = None, priority: int = 0
     ) -> Slot | None:
         """As `take`. Returns None if `given_up()` becomes true before a slot is free."""
-        waiter = self._join(permits)
+        waiter = self._join(permits, priority)
         try:
             while not self._is_next(waiter):
                 if given_up():
@@ -86,8 +89,8 @@ class Slots:
             for waiter in queue:
                 waiter.look.set()
 
-    def _join(self, permits: Permits | None) -> _Waiter:
-        waiter = _Waiter(next(self._arrivals))
+    def _join(self, permits: Permits | None, priority: int) -> _Waiter:
+        waiter = _Waiter((-priority, next(self._arrivals)))
         insort(self._queues.setdefault(permits, []), waiter)
         if permits is not None:
             permits.waiting += 1
