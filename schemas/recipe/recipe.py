@@ -143,7 +143,7 @@ class Scheduler(Settings):
     writes no `loads`."""
     waiting_per_slot: float = Field(default=4.0, gt=0)
     """No task starts while more prompts than this wait for each slot of a policy that plays in it.
-    """
+    Each episode that has started in the last 1.25 s counts beside what the workers report."""
 
     @property
     def trusted(self) -> TrustedKeys:

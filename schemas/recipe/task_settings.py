@@ -88,7 +88,8 @@ class Tasks(Settings):
     seed: int = 0
     """The seeds of the tasks are derived from it, unless their items bring seeds of their own."""
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
-    """Priority of the tasks' generations in the engine. A higher one goes first."""
+    """Priority of the tasks' generations. If prompts wait for a slot of an inference worker, the
+    highest priority goes first. As long as such prompts wait, those of a lower priority wait."""
     labels: dict[str, str] = {}
     """Labels of the tasks. They come back in trajectories, outcomes and results."""
     passing: float = 1.0

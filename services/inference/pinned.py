@@ -30,7 +30,8 @@ from headrace.errors import BlobError, DependencyError, InfrastructureError
 from headrace.schemas.events import GenerationRequested, PolicyPublished
 from headrace.services.base import clock
 from headrace.services.inference.engine import Weights
-from headrace.services.inference.serving import ServedPolicy, Slot
+from headrace.services.inference.engine_slots import Slot
+from headrace.services.inference.serving import ServedPolicy
 
 TURN = 3.0
 """If other versions wait, a version is served for this many times as long as the change took."""

@@ -24,9 +24,10 @@ from headrace.services.base.plugins import load
 from headrace.services.base.reveal import reveal
 from headrace.services.inference.drain import Drain
 from headrace.services.inference.engine import Engine, EngineSetup
+from headrace.services.inference.engine_slots import Slots
 from headrace.services.inference.local_weights import LocalWeights, scratch_folder
 from headrace.services.inference.pinned import PinnedVersions
-from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.serving import ServedPolicy
 from headrace.services.inference.shard import PromptShard
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.inference.weights_follower import WeightsFollower

@@ -1,10 +1,9 @@
-"""Turns a GenerationRequested into its answer: tokenizes, takes a slot, and reports failures."""
+"""Turns a GenerationRequested into its answer: tokenizes, generates, and reports failures."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -16,106 +15,18 @@ from headrace.schemas.events import Failure, GenerationCompleted, GenerationRequ
 from headrace.services.base import clock
 from headrace.services.inference.demonstration import demonstrate
 from headrace.services.inference.engine import Engine, EngineOutput, EnginePrompt, ScorePrompt
+from headrace.services.inference.engine_slots import Slot, Slots
 from headrace.services.inference.inference_metrics import PolicyMetrics
 from headrace.services.inference.score_prompt import score_prompt, scoring
 from headrace.services.inference.tokenizer import Tokenizer
-from headrace.services.worker.limits.shared_limits import Call, Permits
+from headrace.services.worker.limits.shared_limits import Permits
 
-RECHECK_S = 1.0
-"""After this time an engine's capacity is read again: it may change without a notification."""
 LOAD_WAIT_S = 60.0
 """Most seconds that a prompt waits for its `minimum` version. It waits for at most a quarter of the
 time that its episode has left."""
 
 NEWEST = 64
 """The mean time of a generation is that of about so many of the newest ones."""
-
-
-class Slots:
-    """The slots of one engine."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._freed = asyncio.Event()
-        self.starting = 0
-        """Slots that were taken and whose prompts the engine has not received yet."""
-        self.busy = 0
-        """Slots that were taken and not freed."""
-        self.waiting = 0
-        """Prompts that wait for a slot."""
-
-    async def take(self, permits: Permits | None = None) -> Slot:
-        """Waits for a free slot, and for a permit if there are `permits`.
-
-        No slot is free while the engine's context is unknown.
-        """
-        slot = await self.take_unless(lambda: False, permits)
-        assert slot is not None
-        return slot
-
-    async def take_unless(
-        self, given_up: Callable[[], bool], permits: Permits | None = None
-    ) -> Slot | None:
-        """As `take`. Returns None if `given_up()` becomes true before a slot is free."""
-        self.waiting += 1
-        if permits is not None:
-            permits.waiting += 1
-        try:
-            while not (self._any_free() and (permits is None or permits.any_free())):
-                if given_up():
-                    return None
-                if permits is not None and not permits.any_free():
-                    permits.lacks()
-                self._freed.clear()
-                # `wait_for` may swallow the cancellation of a shard before Python 3.12.
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(RECHECK_S):
-                        await self._freed.wait()
-        finally:
-            self.waiting -= 1
-            if permits is not None:
-                permits.waiting -= 1
-        return Slot(self, permits.take() if permits is not None else None)
-
-    def notify(self) -> None:
-        """Wakes the waiting prompts: the capacity may have grown, or they may give up."""
-        self._freed.set()
-
-    def _any_free(self) -> bool:
-        capacity = self._engine.capacity()
-        return capacity.context > 0 and capacity.free_slots > self.starting
-
-
-class Slot:
-    """One slot, from `Slots.take` to `free`. `start` and `free` may be called more than once."""
-
-    def __init__(self, slots: Slots, call: Call | None = None) -> None:
-        self._slots = slots
-        self._call = call
-        self._starting = True
-        self._held = True
-        slots.starting += 1
-        slots.busy += 1
-
-    def start(self) -> None:
-        """Records that the engine received the prompt and counts it in its capacity."""
-        if self._starting:
-            self._starting = False
-            self._slots.starting -= 1
-
-    def permitted(self) -> AbstractAsyncContextManager[None]:
-        """Surrounds the engine's work. Raises LeaseOver if the worker must not go on with it."""
-        return nullcontext() if self._call is None else self._call.running()
-
-    def free(self) -> None:
-        """Returns the slot, whether or not the engine received a prompt."""
-        self.start()
-        if self._call is not None:
-            self._call.release()
-        if self._held:
-            self._held = False
-            self._slots.busy -= 1
-        self._slots.notify()
 
 
 @dataclass(eq=False)

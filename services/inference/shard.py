@@ -7,18 +7,25 @@ from collections.abc import Callable
 
 from headrace.errors import InfrastructureError
 from headrace.schemas.events import GenerationCompleted, GenerationRequested
+from headrace.services.base import clock
 from headrace.services.base.concurrency import until_first
 from headrace.services.inference.drain import Drain
+from headrace.services.inference.engine_slots import Slot
 from headrace.services.inference.pinned import PinnedVersions
-from headrace.services.inference.serving import ServedPolicy, Slot
+from headrace.services.inference.serving import ServedPolicy
 from headrace.services.log.event_log import Delivery
 from headrace.services.worker.limits.shared_limits import LeaseOver
 from headrace.services.worker.shard import ShardContext
+
+LOOK_AHEAD = 256
+"""At most so many prompts of one partition wait for a slot. Those behind them are not looked at, so
+none of them can overtake, whatever its priority."""
 
 
 class PromptShard:
     """Answers prompts as slots become free, and holds each prompt until its answer is durable.
 
+    The highest priority goes first (`Slots`), among the LOOK_AHEAD prompts that wait for a slot.
     Prompts that are pinned to a version are answered concurrently and never delay the others. If a
     prompt comes again while it is in flight, both records are held and one answer is sent. On
     revocation unfinished prompts are abandoned: the next owner reads them again. While the worker
@@ -39,11 +46,15 @@ class PromptShard:
         self._pinned = pinned
         self._holds: dict[str, list[Callable[[], None]]] = {}
         """The holds of each prompt in flight, by event id."""
+        self._ahead: set[str] = set()
+        """Prompts that wait for a slot, but for those that waited for a version before."""
+        self._room = asyncio.Event()
+        """Set when one of them waits no longer."""
         self._unread: dict[str, GenerationRequested] = {}
         """Prompts that came while the shard was catching up and might not answer."""
 
     async def on_event(self, delivery: Delivery[GenerationRequested]) -> None:
-        """Starts a prompt. Waits for a slot, which slows the intake down."""
+        """Starts a prompt. Waits if LOOK_AHEAD others wait, which slows the intake down."""
         request = delivery.event
         prompt_id = request.event_id
         held = self._holds.get(prompt_id)
@@ -66,8 +77,7 @@ class PromptShard:
         """Sends nothing: prompts in flight are cancelled with the tasks of the shard."""
 
     async def _start(self, prompt_id: str, request: GenerationRequested) -> None:
-        loop = asyncio.get_running_loop()
-        arrived = loop.time()
+        arrived = asyncio.get_running_loop().time()
         if await self._hand_over(prompt_id, request):
             return
         if self._pinned is not None and request.pinned is not None:
@@ -76,26 +86,11 @@ class PromptShard:
         if self._policy.is_behind(request):
             self._context.spawn(self._answer_later(prompt_id, request, arrived), prompt_id)
             return
-        slot = await self._slot(prompt_id, request)
-        if slot is None:
-            return
-        self._policy.metrics.busy.inc()
-        work = self._answer(prompt_id, request, slot, loop.time() - arrived)
-        task = self._context.spawn(work, prompt_id)
-        # A task that is cancelled before its first step runs no `finally`, so it can't do this.
-        task.add_done_callback(lambda _: self._free(slot))
-
-    async def _answer(
-        self, prompt_id: str, request: GenerationRequested, slot: Slot, queue_s: float
-    ) -> None:
-        try:
-            answer = await self._policy.complete(request, slot, queue_s)
-        except LeaseOver:
-            arrived = asyncio.get_running_loop().time() - queue_s
-            self._context.spawn(self._answer_later(prompt_id, request, arrived), prompt_id)
-            return
-        slot.free()  # the next prompt need not wait until this answer is durable
-        await self._deliver(prompt_id, answer)
+        while len(self._ahead) >= LOOK_AHEAD:
+            self._room.clear()
+            await self._room.wait()
+        self._ahead.add(prompt_id)
+        self._context.spawn(self._answer(prompt_id, request, arrived), prompt_id)
 
     async def _answer_later(
         self, prompt_id: str, request: GenerationRequested, arrived: float
@@ -106,25 +101,54 @@ class PromptShard:
         """
         drains = asyncio.Event() if self._drain is None else self._drain.asked
         await until_first(self._policy.catch_up(request), drains.wait())
-        slot = await self._slot(prompt_id, request)
-        if slot is None:
-            return
-        self._policy.metrics.busy.inc()
-        try:
-            queue_s = asyncio.get_running_loop().time() - arrived
-            await self._answer(prompt_id, request, slot, queue_s)
-        finally:
-            self._free(slot)
+        await self._answer(prompt_id, request, arrived)
 
-    async def _slot(self, prompt_id: str, request: GenerationRequested) -> Slot | None:
-        """Waits for a slot. Returns None if another worker got the prompt."""
-        drain, slots, permits = self._drain, self._policy.slots, self._policy.permits
-        if drain is None:
-            return await slots.take(permits)
+    async def _answer(self, prompt_id: str, request: GenerationRequested, arrived: float) -> None:
+        """Answers as soon as a slot is free."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                slot = await self._slot(prompt_id, request, arrived)
+            finally:
+                self._ahead.discard(prompt_id)
+                self._room.set()
+            if slot is None:
+                return
+            self._policy.metrics.busy.inc()
+            try:
+                answer = await self._policy.complete(request, slot, loop.time() - arrived)
+                break
+            except LeaseOver:
+                continue
+            finally:
+                slot.free()  # the next prompt need not wait until this answer is durable
+                self._policy.metrics.busy.dec()
+        await self._deliver(prompt_id, answer)
+
+    async def _slot(
+        self, prompt_id: str, request: GenerationRequested, arrived: float
+    ) -> Slot | None:
+        """Waits for a slot. Returns None if the prompt needs none any more.
+
+        It needs none if another worker got it, or if it has expired and was answered so.
+        """
+        policy, drain = self._policy, self._drain
+
+        def expired() -> bool:
+            return clock.now_ms() >= request.expires_at
+
+        def given_up() -> bool:
+            return expired() or (drain is not None and drain.can_hand_over(request.policy))
+
         while not await self._hand_over(prompt_id, request):
-            slot = await slots.take_unless(lambda: drain.can_hand_over(request.policy), permits)
+            slot = await policy.slots.take_unless(given_up, policy.permits, request.priority)
             if slot is not None:
                 return slot
+            if expired():
+                error = InfrastructureError("expired", "in the queue for a slot", retryable=False)
+                queue_s = asyncio.get_running_loop().time() - arrived
+                await self._deliver(prompt_id, policy.failed(request, error, queue_s))
+                return None
         return None
 
     async def _hand_over(self, prompt_id: str, request: GenerationRequested) -> bool:
@@ -161,7 +185,3 @@ class PromptShard:
     def _release(self, prompt_id: str) -> None:
         for release in self._holds.pop(prompt_id):
             release()
-
-    def _free(self, slot: Slot) -> None:
-        slot.free()
-        self._policy.metrics.busy.dec()

@@ -2,16 +2,45 @@
 
 It fails closed: nothing starts for a policy or an environment from which no worker has reported in
 the last seconds.
+
+A worker's prompts are known from its last report. What has started since then is counted beside it.
+A new scheduler does not count what its predecessor has started: it begins to start when workers
+report to it, and they report all that has reached them.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict, deque
 from collections.abc import Iterable
 
 from headrace.schemas.events import LoadReported
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.worker.worker_loads import EnvironmentLoads, WorkerLoads
+
+UNDER_WAY_S = 0.25
+"""A start needs about so long until its prompt is at a worker, and a report until it is here."""
+
+
+class _Starts:
+    """The newest starts of one policy. A report of one worker says nothing about those that went to
+    another one, so each start counts until all workers have reported again."""
+
+    def __init__(self) -> None:
+        self._newest: deque[tuple[float, int]] = deque()
+        """When, and how many episodes."""
+        self._episodes = 0
+
+    def add(self, episodes: int, now_s: float) -> None:
+        """Notes that episodes start."""
+        self._newest.append((now_s, episodes))
+        self._episodes += episodes
+
+    def count(self, seconds: float, now_s: float) -> int:
+        """Returns how many episodes have started in the last seconds, and forgets the others."""
+        # If the clock was set back, a start in the future would count for too long.
+        while self._newest and not now_s - seconds < self._newest[0][0] <= now_s:
+            self._episodes -= self._newest.popleft()[1]
+        return self._episodes
 
 
 class WorkerPools:
@@ -25,23 +54,23 @@ class WorkerPools:
         self._environments = tuple(own)
         partitions = max(recipe.pool_partitions, recipe.partitions)  # of `actions`
         self._env_loads = EnvironmentLoads(self._environments, partitions)
-        self._started: Counter[str] = Counter()
-        """By policy: the episodes that have started since the last report."""
+        self._starts: defaultdict[str, _Starts] = defaultdict(_Starts)
+        self._now_s = 0.0
+        """When it was asked last."""
 
     def on_report(self, report: LoadReported, now_s: float) -> None:
         """Takes a worker's report, which came at `now_s`."""
         self._loads.on_report(report, now_s)
         self._env_loads.on_report(report, now_s)
-        for load in report.pools:
-            self._started.pop(load.policy, None)
 
     def on_started(self, policies: Iterable[str], episodes: int) -> None:
-        """Notes that episodes start, whose prompts no report counts yet."""
+        """Notes that episodes start, for which `take_more` was just asked."""
         for policy in policies:
-            self._started[policy] += episodes
+            self._starts[policy].add(episodes, self._now_s)
 
     def take_more(self, policies: Iterable[str], environment: str | None, now_s: float) -> bool:
         """Returns whether a task may start in which these policies play in this environment."""
+        self._now_s = now_s
         return self._runs(environment, now_s) and all(
             self._takes_more(policy, now_s) for policy in policies
         )
@@ -65,7 +94,9 @@ class WorkerPools:
         return self._env_loads.is_served(environment, now_s)
 
     def _takes_more(self, policy: str, now_s: float) -> bool:
+        unreported_s = self._loads.longest_s(policy, now_s) + UNDER_WAY_S
+        started = self._starts[policy].count(unreported_s, now_s)
         if not self._loads.is_served(policy, now_s):
             return not self._limits.require_reports
-        waiting = self._loads.waiting_per_slot(policy, now_s, self._started[policy])
+        waiting = self._loads.waiting_per_slot(policy, now_s, started)
         return waiting <= self._limits.waiting_per_slot

@@ -35,6 +35,8 @@ class KnownLoad(Generic[L]):
     load: L
     """The report. Its packed partitions may be missing."""
     partitions: Sequence[int]
+    every_s: float
+    """The time between two reports of the worker, at most LONGEST_S."""
     suspect_at: float
     gone_at: float
 
@@ -117,6 +119,7 @@ class Loads(Generic[L]):
                 report.worker,
                 load,
                 held,
+                every_s,
                 now_s + SUSPECT_AFTER * every_s,
                 now_s + GONE_AFTER * every_s,
             )
@@ -155,6 +158,10 @@ class Loads(Generic[L]):
     def is_served(self, name: str, now_s: float) -> bool:
         """Whether a worker that is not suspected can take something new."""
         return any(not one.is_suspected(now_s) for one in self.of(name, now_s))
+
+    def longest_s(self, name: str, now_s: float) -> float:
+        """Returns after how many seconds all workers have reported again. 0 without workers."""
+        return max((one.every_s for one in self.of(name, now_s)), default=0.0)
 
     def waiting_per_slot(self, name: str, now_s: float, more: int = 0) -> float:
         """Returns how many prompts or resets wait for each of the slots, if `more` come.

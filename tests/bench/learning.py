@@ -42,8 +42,9 @@ from headrace.services.env.instances import Instances
 from headrace.services.env.service import load_environments
 from headrace.services.env.setup import Opening
 from headrace.services.inference.engine import Weights
+from headrace.services.inference.engine_slots import Slots
 from headrace.services.inference.service import make_engines
-from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.serving import ServedPolicy
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.weights import model_folder
 from headrace.services.namespace.cluster_config import read_recipe

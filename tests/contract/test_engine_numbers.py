@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from headrace.schemas.events import Event, PolicyPublished, Ref, Sampling
 from headrace.schemas.packed import pack_i32
 from headrace.services.inference.engine import EngineOutput, EnginePrompt, Weights
-from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.engine_slots import Slots
+from headrace.services.inference.serving import ServedPolicy
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.inference.weights_follower import WeightsFollower
 from headrace.services.kafka.broker import Partition

@@ -16,8 +16,9 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import POLICIES
 from headrace.services.inference import weights_follower
 from headrace.services.inference.engine import EngineSetup
+from headrace.services.inference.engine_slots import Slots
 from headrace.services.inference.engines.scripted import ScriptedEngine
-from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.serving import ServedPolicy
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.inference.weights_follower import WeightsFollower
 from headrace.services.kafka.broker import Partition

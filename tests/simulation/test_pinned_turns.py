@@ -16,8 +16,9 @@ from headrace.errors import BlobError, InfrastructureError
 from headrace.schemas.events import Blob, GenerationRequested, PolicyPublished, Sampling
 from headrace.services.base import clock
 from headrace.services.inference.engine import Capacity, Weights
+from headrace.services.inference.engine_slots import Slots
 from headrace.services.inference.pinned import PinnedVersions
-from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.serving import ServedPolicy
 from tests.simulation.virtual_time import VirtualTimeLoop
 from tests.tiers import first_in_every_change
 

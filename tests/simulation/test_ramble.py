@@ -32,8 +32,9 @@ from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup, task_ended
 from headrace.services.base.clock import now, now_ms
 from headrace.services.inference.engine import EngineSetup, Weights
+from headrace.services.inference.engine_slots import Slots
 from headrace.services.inference.engines.torch_engine import TorchEngine
-from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.serving import ServedPolicy
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.weights import model_folder
 from headrace.stream_jobs.batches import BatchAssembler

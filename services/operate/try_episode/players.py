@@ -13,9 +13,10 @@ from headrace.schemas.recipe.policy import Policy
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.base.concurrency import in_daemon_thread
 from headrace.services.inference.engine import Engine, EngineSetup, Weights
+from headrace.services.inference.engine_slots import Slots
 from headrace.services.inference.engines.scripted import ScriptedEngine
 from headrace.services.inference.service import make_engines
-from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.serving import ServedPolicy
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.weights import model_folder
 from headrace.services.operate.options import say

@@ -31,13 +31,20 @@ class SharedLimits:
         self._empty = not limits
         self._bounds: set[asyncio.Timeout] = set()
         """The time limits of the calls in flight: the end of the lease."""
-        self._listeners: list[Callable[[], None]] = []
+        self._listeners: dict[Callable[[], None], None] = {}
+        """In the order in which they are called. Whoever has taken a permit comes last."""
         self.report_soon: Callable[[], None] = lambda: None
         """Called if the scheduler should hear from this worker soon."""
 
     def listen(self, freed: Callable[[], None]) -> None:
         """Adds a function that is called whenever a permit may be free."""
-        self._listeners.append(freed)
+        self._listeners[freed] = None
+
+    def move_last(self, freed: Callable[[], None]) -> None:
+        """Calls a listener after all others from now on, so that nobody takes every permit."""
+        if freed in self._listeners:
+            del self._listeners[freed]
+            self._listeners[freed] = None
 
     async def run(self, log: EventLog) -> None:
         """Follows the divisions of the limits until cancelled."""
@@ -96,7 +103,7 @@ class SharedLimits:
 
     def notify(self) -> None:
         """Calls the listeners."""
-        for freed in self._listeners:
+        for freed in tuple(self._listeners):
             freed()
 
 
@@ -129,8 +136,12 @@ class Permits:
         if self.waiting <= 1:
             self._shared.report_soon()
 
-    def take(self) -> Call:
-        """Takes a permit. `any_free` must have been true in this step of the loop."""
+    def take(self, freed: Callable[[], None]) -> Call:
+        """Takes a permit for whom `freed` informs.
+
+        `any_free` must have been true in this step of the loop.
+        """
+        self._shared.move_last(freed)
         return Call(self, self._held.take(self.limits, self._loop.time()), self._shared)
 
 

@@ -27,8 +27,9 @@ from headrace.schemas.events import (
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.turns import arrange
 from headrace.services.inference.engine import EngineSetup, Weights
+from headrace.services.inference.engine_slots import Slots
 from headrace.services.inference.engines.scripted import ScriptedEngine
-from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.serving import ServedPolicy
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.weights import model_folder
 

@@ -21,8 +21,9 @@ from headrace.schemas.events import (
     ScoredTokens,
 )
 from headrace.services.inference.engine import Capacity, EngineSetup, Weights
+from headrace.services.inference.engine_slots import Slots
 from headrace.services.inference.engines.scripted import ScriptedEngine
-from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.serving import ServedPolicy
 from headrace.services.inference.shard import PromptShard
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.kafka.broker import Partition
@@ -364,27 +365,6 @@ def test_a_prompt_for_a_version_that_does_not_exist_ends_no_waiting(
         policy, _ = await answered_late(tmp_path, monkeypatch, minimum=10**12)
         assert not policy.is_behind(request("1", minimum=8))
         assert policy.is_behind(request("1", minimum=9)), "once it is published, it is waited for"
-
-    drive(main)
-
-
-def test_the_intake_waits_for_a_slot(tmp_path: Path) -> None:
-    async def main() -> None:
-        context = FakeContext()
-        policy = await serve(tmp_path, slots=2, delay_ms=200)
-        shard = PromptShard(context, policy)
-        for offset in range(2):
-            await shard.on_event(delivery(request(str(offset)), offset))
-        third = asyncio.create_task(shard.on_event(delivery(request("2"), 2)))
-        for _ in range(100):
-            await asyncio.sleep(0)
-        assert not third.done()
-        assert len(context.spawned) == 2
-        context.spawned[0].cancel()
-        await third
-        await asyncio.gather(*context.spawned, return_exceptions=True)
-        assert sorted(event.event_id[-1] for event in context.sent) == ["1", "2"]
-        assert policy.slots.starting == 0
 
     drive(main)
 

@@ -14,8 +14,9 @@ from headrace.schemas.events import Blob, Event, PolicyPublished, Ref
 from headrace.services.base.clock import now_ms
 from headrace.services.inference import weights_follower
 from headrace.services.inference.engine import EngineSetup, Weights
+from headrace.services.inference.engine_slots import Slots
 from headrace.services.inference.engines.scripted import ScriptedEngine
-from headrace.services.inference.serving import ServedPolicy, Slots
+from headrace.services.inference.serving import ServedPolicy
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.inference.weights_follower import WeightsFollower
 from headrace.services.kafka.broker import Partition

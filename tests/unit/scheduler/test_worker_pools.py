@@ -27,9 +27,10 @@ def pools(**scheduler: Any) -> WorkerPools:
     return WorkerPools(parse_recipe(recipe, "the test"))
 
 
-def from_inference() -> LoadReported:
-    load = PoolLoad(policy="default", partitions=PARTITIONS, slots=1, busy=0, waiting=0, run_ms=0)
-    return LoadReported(worker="inference", number=0, every_ms=1000, pools=(load,))
+def from_inference(worker: str = "inference", every_ms: int = 1000, **changes: Any) -> LoadReported:
+    fields = {"slots": 1, "busy": 0, "waiting": 0, "run_ms": 0, **changes}
+    load = PoolLoad(policy="default", partitions=PARTITIONS, **fields)
+    return LoadReported(worker=worker, number=0, every_ms=every_ms, pools=(load,))
 
 
 def from_env(**changes: Any) -> LoadReported:
@@ -71,3 +72,61 @@ def test_a_recipe_may_do_without_reports() -> None:
     found = pools(require_reports=False)
     assert found.take_more({"default"}, "own", 0.0)
     assert found.silent(0.0) == []
+
+
+def started(found: WorkerPools, now_s: float) -> int:
+    """Starts one episode after the other, and returns how many."""
+    episodes = 0
+    while found.take_more({"default"}, None, now_s) and episodes < 1000:
+        found.on_started({"default"}, 1)
+        episodes += 1
+    return episodes
+
+
+@pytest.mark.parametrize("workers", [1, 10])
+def test_what_started_counts_until_all_workers_have_reported(workers: int) -> None:
+    found = pools(waiting_per_slot=4.0)
+
+    def report(worker: int, now_s: float, **changes: Any) -> None:
+        fields = {"slots": 20 // workers, **changes}
+        found.on_report(from_inference(f"w{worker}", **fields), now_s)
+
+    for worker in range(workers):
+        report(worker, 0.0)
+    bound = 20 + 4 * 20 + 1
+    assert started(found, 0.0) == bound
+    for worker in range(workers):
+        at_s = 0.1 + worker / workers
+        report(worker, at_s)
+        assert started(found, at_s) == 0, "the other workers may have got the prompts"
+    assert started(found, 1.24) == 0
+    for worker in range(workers):
+        report(worker, 1.25, busy=20 // workers, waiting=4 * 20 // workers)
+    assert started(found, 1.25) == 1, "the reports have all of them now"
+    for worker in range(workers):
+        report(worker, 1.5)
+    assert started(found, 1.5) == bound - 1
+
+
+def test_the_slowest_reporter_decides_how_long_a_start_counts() -> None:
+    found = pools(waiting_per_slot=1.0)
+    found.on_report(from_inference("quick", slots=5), 0.0)
+    found.on_report(from_inference("slow", slots=5, every_ms=3000), 0.0)
+    assert started(found, 0.0) == 21
+    found.on_report(from_inference("quick", slots=5), 2.0)
+    assert started(found, 2.0) == 0
+    assert started(found, 3.3) == 21
+
+
+def test_a_clock_that_was_set_back_holds_up_nothing() -> None:
+    found = pools(waiting_per_slot=1.0)
+    found.on_report(from_inference(slots=5), 5000.0)
+    assert started(found, 5000.0) == 11
+    found.on_report(from_inference(slots=5), 1000.0)
+    assert started(found, 1000.0) == 11
+
+
+def test_a_successor_counts_what_the_workers_report() -> None:
+    found = pools(waiting_per_slot=4.0)
+    found.on_report(from_inference(slots=10, busy=10, waiting=39), 0.0)
+    assert started(found, 0.0) == 2

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headrace.schemas import packed
 from headrace.schemas.events import LoadReported, PoolLoad
-from headrace.services.worker.worker_loads import MOST_WORKERS, WorkerLoads
+from headrace.services.worker.worker_loads import LONGEST_S, MOST_WORKERS, WorkerLoads
 
 
 def report(worker: str, number: int = 0, **changes: object) -> LoadReported:
@@ -105,6 +105,16 @@ def test_a_worker_may_report_more_often_than_before() -> None:
     assert names(loads, 0.0) == ["a", "b"]
     loads.on_report(report("b", 1).model_copy(update={"every_ms": 300}), 0.1)
     assert names(loads, 1.5) == ["a"]
+
+
+def test_the_longest_time_between_reports_is_that_of_workers_in_use() -> None:
+    loads = WorkerLoads(["p"], 16)
+    assert loads.longest_s("p", 0.0) == 0
+    loads.on_report(report("a"), 0.0)
+    loads.on_report(report("b").model_copy(update={"every_ms": 9000}), 0.0)
+    assert loads.longest_s("p", 0.0) == LONGEST_S
+    loads.on_report(report("b", 1, leaving=True), 0.5)
+    assert loads.longest_s("p", 0.5) == 1
 
 
 reports = st.tuples(
