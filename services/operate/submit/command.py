@@ -56,7 +56,7 @@ def _task_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--tenant", metavar="NAME", help="Tenant whose limits the tasks count against."
         ),
         click.option(
-            "--priority", type=int, help="Priority in the engine. A higher one goes first."
+            "--priority", type=int, help="Of prompts that wait for a slot, the highest goes first."
         ),
         click.option(
             "--label", metavar="NAME=TEXT", multiple=True,
