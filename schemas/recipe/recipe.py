@@ -119,7 +119,8 @@ class Scheduler(Settings):
     evaluation_episodes: Positive = 128
     """Maximum number of evaluation episodes that run at the same time, in addition to those."""
     starts_per_s: float | None = Field(default=None, gt=0)
-    """Maximum number of episodes that start in a second. Absent: no limit."""
+    """Maximum number of episodes that start in a second, without those of tasks that are not run.
+    Absent: no limit."""
     duplicates_window: Positive = 1_000_000
     """A second submission of a task id is recognised within this many tasks."""
     tenants: dict[str, Tenant] = {}

@@ -1,8 +1,9 @@
 """Decides which task may start now. Pure: it uses neither the log nor a clock.
 
 The tasks of a tenant start in submission order, as far as their environments have room
-(`lanes.py`). A task starts whole, with all its samples. A task that can't be run starts at once as
-a single episode with a verdict, so that it ends like any other.
+(`lanes.py`). A task starts whole, with all its samples. A task that can't be run starts as a single
+episode with a verdict, so that it ends like any other. It takes no room, and few of them are live
+at a time (`refused_tasks.py`); they take turns with the tasks that may run.
 
 Evaluation tasks have a queue and a limit of their own. Training and evaluation never wait for each
 other; if both may start, they alternate. A role that names no version is pinned to the newest one.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from itertools import chain
 
 from headrace.schemas.events import (
     BatchSample,
@@ -28,9 +30,8 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.scheduler.environment_room import EnvironmentRoom
 from headrace.services.scheduler.lanes import Chance, Lane, Tenants
 from headrace.services.scheduler.policy_room import PolicyRoom, has_room
-from headrace.services.scheduler.refused_tasks import UNPROVED_TASK, RefusedTasks
+from headrace.services.scheduler.refused_tasks import REFUSED_TASK, RefusedTasks, not_run
 from headrace.services.scheduler.starts import (
-    LOST,
     UNPROVED,
     ChosenTask,
     cancelled,
@@ -80,6 +81,9 @@ class SchedulerCore:
         self._alike = AlikeTasks()
         self._cancelled = CancelledTasks(recipe.scheduler.trusted, KEPT_BY_SCHEDULER)
         self.refused = RefusedTasks()
+        self._refused_last = False
+        """Whether the last started task was not run: then one that may run is next."""
+        self._round_is_new = True
         self._started: dict[int, StartedTask] = {}
         self._ids = KnownIds(self._limits.duplicates_window, self.waits)
         self.pools = WorkerPools(recipe)
@@ -90,7 +94,7 @@ class SchedulerCore:
 
     @property
     def queued(self) -> int:
-        """How many tasks wait."""
+        """How many tasks wait to be run."""
         return sum(map(len, self._lanes.values()))
 
     @property
@@ -100,7 +104,7 @@ class SchedulerCore:
 
     @property
     def live(self) -> int:
-        """How many episodes were started and have not ended."""
+        """How many episodes were started and have not ended, without those that are not run."""
         return sum(lane.live for lane in self._lanes.values())
 
     def room(self) -> dict[str, int]:
@@ -111,14 +115,9 @@ class SchedulerCore:
         """Whether a task is known and has not been chosen to start."""
         return number in self.refused or any(number in lane for lane in self._lanes.values())
 
-    def waiting(self, below: int) -> list[int] | None:
-        """Returns the numbers of the tasks below a number that wait to be run, ascending.
-
-        None while a task that is not run has not started: what is known of it is only in memory.
-        """
-        if self.refused.has_verdicts:
-            return None
-        return sorted(one for lane in self._lanes.values() for one in lane if one < below)
+    def waiting(self, below: int) -> list[int]:
+        """Returns the numbers of the tasks below a number that have not started, ascending."""
+        return sorted(one for one in chain(*self._lanes.values(), self.refused) if one < below)
 
     def is_started(self, number: int) -> bool:
         """Whether a task was started and is not finished."""
@@ -148,18 +147,19 @@ class SchedulerCore:
         verdict = None if accepted else refusal(self._recipe, submitted)
         if verdict is None and duplicate and not accepted:
             verdict = refused("duplicate", "a task of this source and id was submitted before")
+        when_read = verdict is not None
         if verdict is None and (reason := self._cancelled.reason(submitted)) is not None:
             verdict = cancelled(reason)
         if verdict is None and self._ending:
             verdict = cancelled(RUN_ENDING)
         if verdict is not None:
-            self.refused.add(number, self._alike.refused(submitted), verdict)
+            self.refused.add(number, verdict, when_read=when_read)
         else:
             self._lanes[submitted.purpose].add(number, self._alike.of(submitted))
 
     def on_lost(self, number: int) -> None:
         """Takes a task that waits, although the log no longer holds it."""
-        self.refused.add(number, self._alike.refused(LOST), lost())
+        self.refused.add(number, lost())
 
     def on_cancelled(self, event: TaskCancelled, key: str = "") -> None:
         """Takes a cancellation, and the trusted key that has signed it, or an empty text.
@@ -174,16 +174,15 @@ class SchedulerCore:
         """Ends a task, if it waits."""
         for lane in self._lanes.values():
             if number in lane:
-                task = lane.remove(number)
-                self.environments.leave(task)
-                self.refused.add(number, task.not_run(), cancelled(reason))
+                self.environments.leave(lane.remove(number))
+                self.refused.add(number, cancelled(reason))
 
     def on_started(self, started: EpisodeStarted) -> None:
         """Takes a start from the log, written by this scheduler or an earlier one."""
         if started.task not in self._started:
-            is_proved = started.verdict is None or started.verdict.code != UNPROVED
-            task = self._alike.of(started.submitted) if is_proved else UNPROVED_TASK
-            self._begin(started.task, task, started.verdict)
+            verdict = started.verdict
+            task = self._alike.of(started.submitted) if verdict is None else not_run(verdict)
+            self._begin(started.task, task, verdict)
 
     def _begin(self, number: int, task: WaitingTask, verdict: Failure | None) -> None:
         trains = verdict is None and task.purpose == "train"
@@ -194,11 +193,9 @@ class SchedulerCore:
 
     def _count(self, task: WaitingTask, episodes: int) -> None:
         """Adds episodes to those that are live."""
-        if task is UNPROVED_TASK:
-            self.refused.live += episodes
-            return
-        self._lanes[task.purpose].count(task.tenant, episodes)
-        self.environments.count(task, episodes)
+        if not self.refused.count(task, episodes):
+            self._lanes[task.purpose].count(task.tenant, episodes)
+            self.environments.count(task, episodes)
 
     def on_outcome(self, number: int, sample: int) -> None:
         """Takes the end of an episode."""
@@ -254,15 +251,18 @@ class SchedulerCore:
 
         `now_s` is in epoch seconds. The caller writes its `starts`. For rounds see `Lane.next`.
         """
-        refused, found = self.refused.take(), None
+        self._round_is_new = self._round_is_new or new_round
+        refused, found = None if self._refused_last else self.refused.take(), None
         if refused is None and self.wait_s(now_s) <= 0:
-            found = self._next(now_s, new_round)
+            found = self._next(now_s)
         if found is None:
-            refused = refused or self.refused.take_unproved()
+            refused = refused or self.refused.take() or self.refused.take_unproved()
             if refused is None:
                 return None
-            self._begin(refused.number, refused.task, refused.verdict)
+            self._refused_last = True
+            self._begin(refused.number, not_run(refused.verdict), refused.verdict)
             return ChosenTask(refused.number, refused.verdict)
+        self._refused_last = False
         number, task = found
         self._lanes[task.purpose].remove(number)
         self._begin(number, task, None)
@@ -299,7 +299,7 @@ class SchedulerCore:
         """Counts a chosen task as one that is not run."""
         task = self._started[number]
         self._count(task.task, -task.samples)
-        task.task, task.samples, task.trains = task.task.not_run(), 1, False
+        task.task, task.samples, task.trains = REFUSED_TASK, 1, False
         self._count(task.task, 1)
         for policy in self._policies.values():
             policy.drop(number)
@@ -324,7 +324,8 @@ class SchedulerCore:
         del self._started[number]
         return True
 
-    def _next(self, now_s: float, new_round: bool) -> tuple[int, WaitingTask] | None:
+    def _next(self, now_s: float) -> tuple[int, WaitingTask] | None:
+        new_round, self._round_is_new = self._round_is_new, False
         purposes: tuple[Purpose, Purpose] = ("evaluate", "train")
         for purpose in reversed(purposes) if self._evaluated_last else purposes:
             if found := self._lanes[purpose].next(

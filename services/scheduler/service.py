@@ -51,8 +51,8 @@ logger = logging.getLogger(__name__)
 
 QUEUE_HIGH, QUEUE_LOW = 1_000_000, 990_000
 """Tasks that wait. Reading `tasks` pauses above the first number and resumes below the second."""
-UNPROVED_HIGH, UNPROVED_LOW = 100_000, 90_000
-"""The same for tasks that no key has signed."""
+UNRECORDED_HIGH, UNRECORDED_LOW = 100_000, 90_000
+"""The same for tasks that are refused when they are read, so that no record can name them."""
 UNDECIDED_HIGH = 10_000
 """Tasks in memory while the scheduler catches up. Reading `tasks` pauses above this number."""
 STARTS_A_TRANSACTION = 512
@@ -61,7 +61,7 @@ SILENCE_S = 120.0
 large model may take minutes."""
 
 QUEUED = Gauge("headrace_tasks_queued", "Tasks that wait to be started.")
-LIVE = Gauge("headrace_episodes_started", "Live episodes, without those of unproved tasks.")
+LIVE = Gauge("headrace_episodes_started", "Live episodes, without those of refused tasks.")
 ROOM = Gauge("headrace_room_groups", "Groups that may start now.", ["policy"])
 
 
@@ -190,14 +190,15 @@ class SchedulerShard:
             self._take(number, delivery.event, unproved, release)
         else:
             self._undecided.append((number, delivery.event, unproved, release))
-        many = len(self._undecided) >= UNDECIDED_HIGH or self._is_full(QUEUE_HIGH, UNPROVED_HIGH)
+        many = len(self._undecided) >= UNDECIDED_HIGH or self._is_full(QUEUE_HIGH, UNRECORDED_HIGH)
         if many and not self._paused:
             self._paused = True
             await self._shard.pause()
 
-    def _is_full(self, queued: int, unproved: int) -> bool:
-        """Whether so many tasks wait, or so many that no key has signed."""
-        return self._core.queued >= queued or self._core.refused.unproved >= unproved
+    def _is_full(self, most: int, unrecorded: int) -> bool:
+        """Whether so many tasks wait, to be run or not, or so many that can't be recorded."""
+        core = self._core
+        return core.queued + len(core.refused) >= most or core.refused.unrecorded >= unrecorded
 
     def _unproved(self, delivery: Delivery[Any]) -> str:
         """Returns why a task does not count for its tenant; an empty text if it does."""
@@ -298,11 +299,12 @@ class SchedulerShard:
             self._records.on_started(one.number)
 
     async def _record_waiting(self) -> None:
-        """Records the tasks that wait below the first unproved one. No start may be under way."""
-        below = self._core.refused.first_unproved(self._read_below)
+        """Records what waits below the first task that can't be. No start may be under way."""
+        below = self._core.refused.first_unrecorded(self._read_below)
         due = self._records.is_due(now(), below, many=below == self._read_below)
-        if not due or (waiting := self._core.waiting(below)) is None:
+        if not due:
             return
+        waiting = self._core.waiting(below)
         record = self._records.make(self._shard.partition.topic, waiting, below, now())
         held = self._shard.hold_positions()
         await self._shard.send_all([record])
@@ -313,7 +315,7 @@ class SchedulerShard:
         LIVE.set(self._core.live)
         for policy, room in self._core.room().items():
             ROOM.labels(policy).set(room)
-        if self._paused and not self._is_full(QUEUE_LOW, UNPROVED_LOW) and not self._undecided:
+        if self._paused and not self._is_full(QUEUE_LOW, UNRECORDED_LOW) and not self._undecided:
             self._paused = False
             await self._shard.resume()
 

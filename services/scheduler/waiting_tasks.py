@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from headrace.schemas.events import TaskSubmitted
@@ -32,10 +32,6 @@ class WaitingTask:
     """Key of the recipe's `environments`."""
     image: str = ""
     """The task's own image of its environment."""
-
-    def not_run(self) -> WaitingTask:
-        """Returns what counts of a task that is not run: one episode, without an environment."""
-        return replace(self, samples=1, environment=None, image="")
 
 
 @dataclass(slots=True)
@@ -70,14 +66,6 @@ class AlikeTasks:
                 submitted.environment.image if submitted.environment else "",
             )
         )
-
-    def refused(self, submitted: TaskSubmitted, tenant: str | None = None) -> WaitingTask:
-        """Returns what counts of a task that is not run: it starts as a single episode.
-
-        It counts against the limits of `tenant`, by default of its own.
-        """
-        tenant = submitted.tenant[:MAX_NAME] if tenant is None else tenant
-        return self._share(WaitingTask(submitted.purpose, tenant, 1))
 
     def _share(self, task: WaitingTask) -> WaitingTask:
         if len(self._shared) >= MOST_ALIKE:

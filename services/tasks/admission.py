@@ -25,6 +25,8 @@ MAX_LABEL_NAME = 64
 """Maximum number of characters of a label's name."""
 MAX_LABEL = 256
 """Maximum number of characters of a label."""
+MAX_MESSAGE = 2_000
+"""A verdict keeps at most so many characters of its message, which may repeat a name."""
 SOURCE_LABELS = ("curation.", "league.")
 """How the labels begin that Headrace's task source writes. They are not copied into records."""
 DOCKER = "docker"
@@ -74,7 +76,7 @@ def own_labels(submitted: TaskSubmitted) -> dict[str, str]:
 
 def refused(code: str, message: str) -> Failure:
     """Returns a verdict that the operator or the submitter of the task must act on."""
-    return Failure(origin="operator", code=code, message=message)
+    return Failure(origin="operator", code=code, message=message[:MAX_MESSAGE])
 
 
 def _bad_image(recipe: Recipe, environment: EnvironmentUse) -> str:

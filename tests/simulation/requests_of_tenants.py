@@ -148,15 +148,20 @@ def _tenant(task: Request) -> str:
 
 
 def _crowds(facts: Facts) -> Iterator[str]:
-    """More tasks that no key has signed are open than the scheduler may open."""
-    open_now: set[int] = set()
+    """More tasks that are not run are open than the scheduler may open."""
+    open_now: dict[bool, set[int]] = {True: set(), False: set()}
+    """By whether no key has signed them."""
+    most = {True: refused_tasks.UNPROVED_LIVE, False: refused_tasks.REFUSED_LIVE}
     records: list[Delivery[Any]] = [*facts.all(EpisodeStarted), *facts.all(EpisodeEnded)]
     # Of what is recorded at the same moment, a start may know all the rest.
     for one in sorted(records, key=lambda o: (o.recorded_at, isinstance(o.event, EpisodeStarted))):
         event = one.event
         if isinstance(event, EpisodeEnded):
-            open_now.discard(event.task)
-        elif event.verdict is not None and event.verdict.code == UNPROVED:
-            open_now.add(event.task)
-            if len(open_now) > refused_tasks.UNPROVED_LIVE:
-                yield f"I8: task {event.task} is forged task {len(open_now)} that is open"
+            for some in open_now.values():
+                some.discard(event.task)
+        elif event.verdict is not None:
+            forged = event.verdict.code == UNPROVED
+            open_now[forged].add(event.task)
+            if len(open_now[forged]) > most[forged]:
+                what = "forged" if forged else "refused"
+                yield f"I8: task {event.task} is {what} task {len(open_now[forged])} that is open"

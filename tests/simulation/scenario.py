@@ -19,7 +19,7 @@ from tests.simulation.data_algorithms import ASKED, DATA, with_data
 from tests.simulation.files import FILES, with_files
 from tests.simulation.several_policies import BARRIER, SEVERAL, with_several
 from tests.simulation.teaching import TEACHER, with_teacher
-from tests.simulation.tenant_keys import REQUESTS, UNPROVED_LIMITS, with_keys
+from tests.simulation.tenant_keys import REFUSED_LIMITS, REQUESTS, with_keys
 from tests.simulation.world import LETTERS, TURNS
 
 LATENCY_S = 0.004
@@ -224,7 +224,7 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
 def _add_keys(scenario: Scenario, chance: Random) -> None:
     """Gives two tenants and an operator keys, and shrinks what forged tasks may take."""
     scenario.recipe = with_keys(scenario.recipe)
-    scenario.limits |= {name: chance.choice(values) for name, values in UNPROVED_LIMITS.items()}
+    scenario.limits |= {name: chance.choice(values) for name, values in REFUSED_LIMITS.items()}
 
 
 def _with_tenants(recipe: Recipe, chance: Random) -> Recipe:

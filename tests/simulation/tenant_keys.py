@@ -15,9 +15,10 @@ from tests.simulation.forgeries import PUBLIC
 
 REQUESTS = "requests"
 """An act: somebody writes tasks and cancellations of tenants with keys. Some are forged."""
-UNPROVED_LIMITS: dict[str, tuple[int, ...]] = {
+REFUSED_LIMITS: dict[str, tuple[int, ...]] = {
     "headrace.services.scheduler.refused_tasks:UNPROVED_LIVE": (1, 3, 32),
-    "headrace.services.scheduler.service:UNPROVED_HIGH": (2, 100_000),
+    "headrace.services.scheduler.refused_tasks:REFUSED_LIVE": (1, 3, 512),
+    "headrace.services.scheduler.service:UNRECORDED_HIGH": (2, 100_000),
 }
 """Module constants and what they may be in such a run."""
 SOURCE = "requests"

@@ -240,11 +240,11 @@ def test_a_task_that_the_log_no_longer_holds_ends_as_lost() -> None:
         (start,) = core.starts(chosen, None, 1.0)
         assert start.verdict is not None
         assert (start.task, start.verdict.code, start.submitted.samples) == (number, "lost", 1)
-    assert core.live == 2
+    assert (core.live, core.refused.live, core.room()) == (0, 2, {"default": 200})
     for number in (0, 7):
         core.on_outcome(number, 0)
         assert core.finished(number)
-    assert (core.live, core.room()) == (0, {"default": 200})
+    assert core.refused.live == 0
 
 
 def test_ending_cancels_what_waits_and_what_comes() -> None:

@@ -112,7 +112,7 @@ def test_few_unproved_tasks_are_live_at_a_time_and_all_of_them_end() -> None:
         core.on_forged(number, task(number, tenant="a"))
     started = numbers(start_all(core))
     assert started == list(range(UNPROVED_LIVE))
-    assert core.refused.unproved == 1_000 - UNPROVED_LIVE
+    assert core.refused.unrecorded == 1_000 - UNPROVED_LIVE
     assert core.queued == 0
     while live := started[:]:
         for number in live:
@@ -121,7 +121,7 @@ def test_few_unproved_tasks_are_live_at_a_time_and_all_of_them_end() -> None:
         started = numbers(start_all(core))
         assert len(started) <= UNPROVED_LIVE
     assert live == []
-    assert (core.refused.unproved, core.refused.live) == (0, 0)
+    assert (core.refused.unrecorded, core.refused.live_unproved) == (0, 0)
 
 
 def test_a_successor_counts_unproved_tasks_that_are_live() -> None:
@@ -142,4 +142,4 @@ def test_a_task_that_claims_the_tenant_of_unproved_ones_takes_room_like_any_othe
     core.on_policy("default", 0)
     core.on_task(0, task(0, tenant=NO_TENANT))
     assert numbers(start_all(core)) == [0]
-    assert (core.live, core.refused.live) == (2, 0)
+    assert (core.live, core.refused.live_unproved) == (2, 0)

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.schemas.events import Blob, EnvironmentUse, Sampling, TaskSubmitted, Use
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.tasks.admission import own_labels, refusal
+from headrace.services.tasks.admission import MAX_MESSAGE, own_labels, refusal
 
 RECIPE = Recipe.model_validate(
     {
@@ -92,3 +92,10 @@ def test_what_any_program_may_write_is_checked(changes: dict[str, Any], code: st
 def test_labels_of_the_task_source_are_not_the_submitter_s() -> None:
     labels = {"a": "b", "curation.state": "{}", "league.default": "3"}
     assert own_labels(a_task("policy", labels=labels)) == {"a": "b"}
+
+
+def test_a_verdict_does_not_repeat_a_name_of_any_length() -> None:
+    why = refusal(RECIPE, a_task("policy").model_copy(update={"agent": "x" * 500_000}))
+    assert why is not None
+    assert why.code == "unknown_agent"
+    assert len(why.message) == MAX_MESSAGE

@@ -18,7 +18,6 @@ from headrace.schemas.events import (
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.log.event_log import Delivery
 from headrace.services.operate.verify.invariants.log_facts import Facts, Violations
-from headrace.services.operate.verify.invariants.of_tasks.tenant_checks import UNPROVED
 from headrace.services.operate.verify.invariants.token_age import behind
 
 READ_S = 2.0
@@ -88,10 +87,10 @@ class _World:
         name = f"task {event.task}"
         purpose = event.submitted.purpose
         live, limit = self.live[purpose], self.limits[purpose]
-        if event.verdict is not None and event.verdict.code == UNPROVED:
+        if event.verdict is not None:
             return  # It takes no room.
         live.add((event.task, event.sample))
-        if event.verdict is None and len(live) > limit:
+        if len(live) > limit:
             alone = all(task == event.task for task, _ in live)
             if not alone:
                 yield f"I8: {name} was started as live episode {len(live)} of {limit}"
@@ -100,7 +99,7 @@ class _World:
         if event.task in self._tasks:
             return
         self._tasks.add(event.task)
-        if event.verdict is None and event.submitted.purpose == "train":
+        if purpose == "train":
             for policy in self.policies.values():
                 # Its scheduler may not know the newest version of the others yet.
                 held = any(
@@ -121,14 +120,14 @@ class _World:
         live = self._live_of.setdefault((tenant, event.submitted.purpose), set())
         live.add((event.task, event.sample))
         limit = self._tenants[tenant].live_episodes if tenant in self._tenants else None
-        over = event.verdict is None and limit is not None and len(live) > limit
+        over = limit is not None and len(live) > limit
         if over and any(task != event.task for task, _ in live):
             yield f"I8: task {event.task} is live episode {len(live)} of {limit} of {tenant}"
 
     def _in_environment(self, event: EpisodeStarted) -> Violations:
         """A start keeps the limit of its environment, if nobody has changed it."""
         use = event.submitted.environment
-        if use is None or event.verdict is not None:
+        if use is None:
             return
         live = self._live_in.setdefault(use.use, set())
         live.add((event.task, event.sample))
