@@ -7,7 +7,8 @@ Tasks that found too little room stand in a line. A task may start if it leaves 
 one that is before it. Their order is that of start-time fair queueing (Goyal, Vin, Cheng: SIGCOMM
 1996): a task gets a time when it comes, and its tenant's next one comes later by its samples over
 the tenant's weight. So tenants get room by weight, and neither tasks of few samples nor tenants of
-many tasks overtake a task for ever.
+many tasks overtake a task for ever. A task of which a limit is 0 has no place in the line: no room
+is left for what can't start anyway.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from collections.abc import Callable
 
 from headrace.schemas.events import LimitSet
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.scheduler.environment_line import EnvironmentLine
 from headrace.services.scheduler.lanes import Tenants
 from headrace.services.scheduler.waiting_tasks import WaitingTask
 from headrace.services.worker.limits.limits_of import environment_limits, limits_of_use
 
-MOST_IN_LINE = 64
-"""At most so many different tasks stand in the line."""
 MOST_NAMES = 10_000
 """Environments and images whose limits are remembered."""
 
@@ -40,8 +40,7 @@ class EnvironmentRoom:
         self._names: dict[tuple[str, str], tuple[str, ...]] = {}
         """The limits of an environment and an image."""
         self._live: Counter[str] = Counter()
-        self._line: dict[WaitingTask, float] = {}
-        """Tasks that wait, to their times. Those that are alike stand there once."""
+        self._line = EnvironmentLine()
         self._now = 0.0
         """The latest time of a task that has started."""
         self._next: dict[str, float] = {}
@@ -78,17 +77,17 @@ class EnvironmentRoom:
         """
         names = self.limits(task)
         fits = all(self._fits(name, task.samples) for name in names)
-        if not waits:
+        if not waits or not all(self._most[name] for name in names):
             self.leave(task)
         elif fits and not self._is_held(task, names, able):
             return True
-        elif len(self._line) < MOST_IN_LINE:
-            self._line.setdefault(task, self._time(task))
+        else:
+            self._line.join(task, self._time(task), names)
         return False
 
     def leave(self, task: WaitingTask) -> None:
         """Takes a task out of the line. If one that is alike waits, it comes back as the last."""
-        self._line.pop(task, None)
+        self._line.leave(task)
 
     def limits(self, task: WaitingTask) -> tuple[str, ...]:
         """Returns the limits that a task counts for."""
@@ -107,15 +106,9 @@ class EnvironmentRoom:
 
     def _is_held(self, task: WaitingTask, names: tuple[str, ...], able: Able) -> bool:
         """Whether a task would take room that one before it in the line needs."""
-        time, came_first = self._time(task), True
-        for other, its_time in self._line.items():
-            if other == task:
-                came_first = False
-            if other == task or its_time > time or (its_time == time and not came_first):
-                continue
+        for other, needs in self._line.before(task, self._time(task), names):
             if not able(other):
                 continue
-            needs = self.limits(other)
             may_start = all(self._fits(name, other.samples) for name in needs)
             for name in set(names) & set(needs):
                 left = self._most[name] - self._live[name] - task.samples
@@ -126,5 +119,5 @@ class EnvironmentRoom:
 
     def _time(self, task: WaitingTask) -> float:
         """A task's time, or the one that it would get now."""
-        new = max(self._now, self._next.get(task.tenant, 0.0))
-        return self._line.get(task, new)
+        known = self._line.time(task)
+        return max(self._now, self._next.get(task.tenant, 0.0)) if known is None else known
