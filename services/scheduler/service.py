@@ -39,9 +39,10 @@ from headrace.services.log.event_log import Delivery
 from headrace.services.log.log_reader import Tail, read_events
 from headrace.services.scheduler.core import SchedulerCore
 from headrace.services.scheduler.limits.limit_writer import LimitWriter, limit_topics
-from headrace.services.scheduler.starts import ChosenTask
+from headrace.services.scheduler.starts import ChosenTask, in_transactions
 from headrace.services.scheduler.task_bodies import TaskBodies, in_parts
 from headrace.services.scheduler.waiting_record import WaitingRecords
+from headrace.services.tasks.admission import MAX_START_BYTES
 from headrace.services.worker.open_episodes import SCHEDULER, SCHEDULER_TOPICS
 from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.shard import ShardContext
@@ -56,6 +57,7 @@ UNRECORDED_HIGH, UNRECORDED_LOW = 100_000, 90_000
 UNDECIDED_HIGH = 10_000
 """Tasks in memory while the scheduler catches up. Reading `tasks` pauses above this number."""
 STARTS_A_TRANSACTION = 512
+BYTES_A_TRANSACTION = MAX_START_BYTES
 SILENCE_S = 120.0
 """After so many seconds without a report of a worker, the log says why no task starts. To load a
 large model may take minutes."""
@@ -275,7 +277,7 @@ class SchedulerShard:
                     await self._wake.wait()
 
     def _choose(self) -> list[ChosenTask]:
-        """Chooses what starts in one transaction."""
+        """Chooses what starts next, in one transaction unless it is too large for that."""
         chosen: list[ChosenTask] = []
         episodes = 0
         while (
@@ -289,12 +291,9 @@ class SchedulerShard:
 
     async def _write_starts(self, chosen: Sequence[ChosenTask]) -> None:
         tasks = await self._bodies.take([one.number for one in chosen])
-        starts = [
-            start
-            for one in chosen
-            for start in self._core.starts(one, tasks.get(one.number), now())
-        ]
-        await self._shard.send_all(starts)
+        starts = (self._core.starts(one, tasks.get(one.number), now()) for one in chosen)
+        for part in in_transactions(starts, BYTES_A_TRANSACTION):
+            await self._shard.send_all(part)
         for one in chosen:
             self._records.on_started(one.number)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from headrace.schemas.events import EpisodeStarted, Failure, TaskSubmitted
-from headrace.services.tasks.admission import refused
+from headrace.services.tasks.admission import refused, size_of
 
 MAX_NAME = 1_000
 """A task that is not run keeps at most so many characters of each name."""
@@ -94,6 +94,26 @@ def start(
         verdict=verdict,
         versions=dict(versions),
     )
+
+
+def in_transactions(
+    starts: Iterable[Sequence[EpisodeStarted]], most: int
+) -> Iterator[list[EpisodeStarted]]:
+    """Yields the starts of tasks in parts of at most `most` bytes. Those of a task stay together.
+
+    A task with more bytes is a part of its own.
+    """
+    part: list[EpisodeStarted] = []
+    size = 0
+    for of_task in starts:
+        more = size_of(of_task[0].submitted) * len(of_task)
+        if part and size + more > most:
+            yield part
+            part, size = [], 0
+        part += of_task
+        size += more
+    if part:
+        yield part
 
 
 def _seed(*parts: int) -> int:

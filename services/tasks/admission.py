@@ -17,7 +17,8 @@ MAX_TASK_CHARACTERS = 1_000_000
 """Maximum length of a task as text. Each of its episodes carries the whole task in one record."""
 MAX_SAMPLES = 4_096
 """Maximum number of samples of a task. They start in one transaction."""
-
+MAX_START_BYTES = 64_000_000
+"""Maximum size of a task times its samples, in bytes of its text."""
 
 MAX_LABELS = 64
 """Maximum number of labels of a task. Each of its terminal records repeats them."""
@@ -35,7 +36,8 @@ DOCKER = "docker"
 
 def refusal(recipe: Recipe, submitted: TaskSubmitted) -> Failure | None:
     """Returns why this recipe can't run this task, or None if it can."""
-    if len(repr(submitted)) > MAX_TASK_CHARACTERS:
+    text = repr(submitted)
+    if len(text) > MAX_TASK_CHARACTERS:
         return refused("too_large", f"the task has more than {MAX_TASK_CHARACTERS} characters")
     if submitted.agent not in recipe.agents:
         return refused("unknown_agent", f"no agent {submitted.agent!r} in the recipe")
@@ -57,12 +59,24 @@ def refusal(recipe: Recipe, submitted: TaskSubmitted) -> Failure | None:
             )
     if not 1 <= submitted.samples <= MAX_SAMPLES:
         return refused("bad_task", f"samples is {submitted.samples}, not 1 to {MAX_SAMPLES}")
+    if (whole := _bytes(text) * submitted.samples) > MAX_START_BYTES:
+        return refused(
+            "too_large",
+            f"each of the {submitted.samples} samples carries the whole task, {whole:,} bytes in "
+            f"all, and {MAX_START_BYTES:,} are allowed. Submit it with fewer samples, or put what "
+            f"is long into files (`artifacts`)",
+        )
     limits = submitted.max_turns, submitted.max_tokens, submitted.deadline_s, submitted.attempts
     if min(limits) < 1:
         return refused(
             "bad_task", "max_turns, max_tokens, deadline_s and attempts must be at least 1"
         )
     return _bad_json(submitted) or _bad_files(recipe, submitted) or _bad_labels(submitted)
+
+
+def size_of(submitted: TaskSubmitted) -> int:
+    """Returns about how many bytes a task takes in a record: those of its text."""
+    return _bytes(repr(submitted))
 
 
 def own_labels(submitted: TaskSubmitted) -> dict[str, str]:
@@ -77,6 +91,10 @@ def own_labels(submitted: TaskSubmitted) -> dict[str, str]:
 def refused(code: str, message: str) -> Failure:
     """Returns a verdict that the operator or the submitter of the task must act on."""
     return Failure(origin="operator", code=code, message=message[:MAX_MESSAGE])
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode(errors="replace"))
 
 
 def _bad_image(recipe: Recipe, environment: EnvironmentUse) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from headrace.schemas.events import (
     BatchAssembled,
     EpisodeEnded,
@@ -17,6 +19,7 @@ from headrace.schemas.events import (
 )
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery
+from headrace.services.scheduler import service
 from headrace.services.scheduler.service import SchedulerShard
 from tests.unit.scheduler.test_core import recipe, start_all, task
 from tests.whole_core import WholeCore
@@ -34,6 +37,8 @@ class Context:
         self.begins_at = 0
         self.held = 0
         self.started: list[int] = []
+        self.transactions: list[list[int]] = []
+        """The tasks that were started in each."""
         self.released: list[int] = []
         self.spawned: list[asyncio.Task[None]] = []
 
@@ -53,6 +58,7 @@ class Context:
 
     async def send_all(self, events: Sequence[EpisodeStarted]) -> None:
         self.started += [event.task for event in events]
+        self.transactions.append([event.task for event in events])
 
 
 def delivery(event: Event, offset: int = 0) -> Delivery[Any]:
@@ -99,12 +105,12 @@ def test_a_successor_does_not_start_what_has_finished() -> None:
             told.append(context.held)
             return {place: (0, 4) for place in places}
 
-        service = SimpleNamespace(
+        services = SimpleNamespace(
             recipe=settings,
             log=SimpleNamespace(broker=SimpleNamespace(ends=ends)),
             ending=asyncio.Event(),
         )
-        shard = SchedulerShard(context, service)  # type: ignore[arg-type]
+        shard = SchedulerShard(context, services)  # type: ignore[arg-type]
         # When a successor catches up, with one more task than was started,
         for number in range(4):
             await shard.on_event(delivery(task(number), number))
@@ -125,3 +131,45 @@ def test_a_successor_does_not_start_what_has_finished() -> None:
     # And the commit does not pass the starts of those that have not finished.
     assert told == [3]
     assert context.held == 3
+
+
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [
+        (service.BYTES_A_TRANSACTION, [[0, 0, 1, 1, 2, 2]]),
+        (15_000, [[0, 0, 1, 1], [2, 2]]),
+        (1, [[0, 0], [1, 1], [2, 2]]),
+    ],
+)
+def test_a_transaction_has_so_many_bytes_and_whole_tasks(
+    most: int, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "BYTES_A_TRANSACTION", most)
+    context = Context()
+    context.caught_up = True
+    published = PolicyPublished(
+        policy="default", version=0, status="initial", digest=bytes(32), full_version=0
+    )
+
+    async def main() -> None:
+        async def ends(places: Sequence[Partition]) -> dict[Partition, tuple[int, int]]:
+            return {place: (0, 3) for place in places}
+
+        services: Any = SimpleNamespace(
+            recipe=recipe(groups=50),
+            log=SimpleNamespace(broker=SimpleNamespace(ends=ends)),
+            ending=asyncio.Event(),
+        )
+        shard = SchedulerShard(context, services)  # type: ignore[arg-type]
+        await shard.on_event(delivery(published))
+        for number in range(3):
+            large = task(number, payload='{"text": "%s"}' % ("x" * 3_000))
+            await shard.on_event(delivery(large, number))
+        await shard.on_caught_up()
+        for _ in range(9):
+            await asyncio.sleep(0)
+        for one in context.spawned:
+            one.cancel()
+
+    asyncio.run(main())
+    assert context.transactions == expected

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from headrace.schemas.events import Blob, EnvironmentUse, Sampling, TaskSubmitted, Use
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.tasks.admission import MAX_MESSAGE, own_labels, refusal
+from headrace.services.tasks.admission import (
+    MAX_MESSAGE,
+    MAX_START_BYTES,
+    own_labels,
+    refusal,
+    size_of,
+)
 
 RECIPE = Recipe.model_validate(
     {
@@ -99,3 +106,21 @@ def test_a_verdict_does_not_repeat_a_name_of_any_length() -> None:
     assert why is not None
     assert why.code == "unknown_agent"
     assert len(why.message) == MAX_MESSAGE
+
+
+@pytest.mark.parametrize("letter", ["x", "\u20ac"], ids=["one byte", "three bytes"])
+def test_a_task_that_is_too_large_with_all_its_samples_is_refused(letter: str) -> None:
+    task = a_task("policy", payload=json.dumps({"text": letter * 300_000}, ensure_ascii=False))
+    most = MAX_START_BYTES // size_of(task)
+    assert (letter == "x") == (most > 200)
+    assert refusal(RECIPE, task.model_copy(update={"samples": most - 1})) is None
+    why = refusal(RECIPE, task.model_copy(update={"samples": most + 1}))
+    assert why is not None
+    assert why.code == "too_large"
+    assert f"the {most + 1} samples" in why.message
+
+
+def test_more_samples_than_a_task_may_have_are_refused_as_such() -> None:
+    why = refusal(RECIPE, a_task("policy").model_copy(update={"samples": 2_000_000_000}))
+    assert why is not None
+    assert why.code == "bad_task"
