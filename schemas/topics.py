@@ -32,6 +32,8 @@ MAX_RECORD_BYTES = 8 * 1024 * 1024
 """Maximum size of a record's value in bytes. Larger things belong into the blob store."""
 POOL_PARTITIONS = 16
 """Default number of partitions of the topics of pools."""
+MOST_POSITIONS = 630
+"""So many positions of up to 2**40 fit into what a broker accepts beside a committed offset."""
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}\Z")
 """The names that a namespace or a policy may have."""
 

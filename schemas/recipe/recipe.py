@@ -41,7 +41,7 @@ from headrace.schemas.recipe.task_settings import (
     curating_policy,
 )
 from headrace.schemas.role_rewards import OVERLONG
-from headrace.schemas.topics import NAME, POOL_PARTITIONS
+from headrace.schemas.topics import MOST_POSITIONS, NAME, POOL_PARTITIONS
 from headrace.schemas.untrusted.public_keys import PublicKeys
 from headrace.schemas.untrusted.trusted_keys import TrustedKeys
 
@@ -171,7 +171,7 @@ class Recipe(Settings):
     """One line about the recipe, for `headrace recipe`."""
     partitions: Positive = 4
     """Number of partitions of every topic that has several. It can't change once the namespace
-    exists."""
+    exists. At most 314 with one policy or two, and one less for each two more."""
     pool_partitions: Positive = POOL_PARTITIONS
     """Number of partitions of a policy's prompts, and of `actions`: at most so many inference
     workers of a policy, and env workers, share them. It can't change once the namespace exists."""
@@ -290,6 +290,19 @@ class Recipe(Settings):
                 check_teacher(f"policies.{name}", one, one.training, self.policies)
                 check_pairs(f"policies.{name}", one.training, self.tasks.samples)
         check_barrier(self.barrier, self.policies)
+        return self
+
+    @model_validator(mode="after")
+    def _positions_fit(self) -> Recipe:
+        # The scheduler's commit has a position for each partition of `episodes`, `outcomes` and
+        # `groups`, of which each policy has one.
+        most = (MOST_POSITIONS - len(self.policies)) // 2
+        if self.partitions > most:
+            raise ValueError(
+                f"partitions: {self.partitions} is more than {most}. The scheduler stores its "
+                "positions in all partitions with its commit, and a broker accepts no more. "
+                f"Use {most} or fewer"
+            )
         return self
 
     @model_validator(mode="after")

@@ -13,6 +13,8 @@ import pytest
 from headrace.schemas.recipe.read_recipe import change_recipe, load_recipe, parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import RecipeError
+from headrace.schemas.topics import Topics
+from headrace.services.worker.open_episodes import SCHEDULER_TOPICS
 
 SMALLEST = 'name = "demo"\n[policies.default]\nmodel = "tiny-llama"\n'
 
@@ -318,3 +320,16 @@ def test_one_worker_announces_versions_to_a_server(workers: dict[str, Any]) -> N
         Recipe.model_validate(tree)
     policy["training"] = False
     Recipe.model_validate(tree)
+
+
+def test_more_partitions_than_a_commit_of_the_scheduler_holds_are_refused() -> None:
+    parse_recipe(tomllib.loads(f"partitions = 314\n{SMALLEST}"), "demo.toml")
+    assert "315 is more than 314" in refused(f"partitions = 315\n{SMALLEST}")
+    more = "".join(f'[policies.p{number}]\nmodel = "tiny-llama"\n' for number in range(2))
+    assert "Use 313 or fewer" in refused(f"partitions = 314\n{SMALLEST}{more}")
+
+
+def test_a_commit_has_the_positions_that_are_counted_for_a_recipe() -> None:
+    topics = Topics("space", ["a", "b"], 300)
+    noted = [one for topic in SCHEDULER_TOPICS for one in topics.partitions_of(topic)]
+    assert len(noted) == 2 * 300 + 2

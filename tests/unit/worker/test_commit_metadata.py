@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from headrace.errors import HeadraceError
-from headrace.services.kafka.broker import Partition
+from headrace.schemas.topics import MOST_POSITIONS
+from headrace.services.kafka.broker import METADATA_LIMIT, Partition
 from headrace.services.worker.commit_metadata import CommitMetadata, read_metadata
 
 ONE, TWO = Partition("a", 0), Partition("b", 0)
@@ -35,6 +38,26 @@ def test_metadata_of_other_partitions_is_refused() -> None:
 
 
 def test_metadata_that_no_broker_takes_is_refused() -> None:
-    positions = {Partition("a", number): 10**15 for number in range(300)}
+    positions = {Partition("a", number): 10**15 for number in range(500)}
     with pytest.raises(HeadraceError, match="Use fewer partitions"):
         CommitMetadata(positions, 1).text()
+
+
+@pytest.mark.parametrize("below", [2, 1_000_000, 2**40])
+@pytest.mark.parametrize("counted", [0, 2**31])
+def test_as_many_positions_as_a_recipe_allows_are_stored_and_read(below: int, counted: int) -> None:
+    chance = Random(below)
+    positions = {
+        Partition("a", number): chance.randrange(below) for number in range(MOST_POSITIONS)
+    }
+    positions[Partition("a", 7)] = below - 1
+    metadata = CommitMetadata(positions, counted, counted and 2**40)
+    assert len(metadata.text().encode()) <= METADATA_LIMIT
+    assert read_metadata(metadata.text(), list(positions)) == metadata
+
+
+def test_packed_positions_of_other_partitions_are_refused() -> None:
+    positions = {Partition("a", number): 2**40 - 1 for number in range(400)}
+    text = CommitMetadata(positions).text()
+    with pytest.raises(HeadraceError, match="400 side partitions, but this worker reads 399"):
+        read_metadata(text, list(positions)[:-1])
