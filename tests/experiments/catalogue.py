@@ -205,7 +205,7 @@ STAGES = (
 )
 DYNAMIC = 'policies.default.groups.filters=["zero_advantage"]'
 REPLAYED = "policies.default.batches.replay={ share = 0.3, max_uses = 2, max_age = 16 }"
-PASS_RATE = '{ use = "pass_rate", tries = 2 }'
+PASS_RATE = '"pass_rate"'
 GRESO = '{ use = "greso", window = 16, warmup_epochs = 0 }'
 CURRICULUM = ("tasks.use=curriculum", f"tasks.options={STAGES}")
 
