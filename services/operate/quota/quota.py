@@ -28,7 +28,7 @@ class TenantRow:
     queued: int
     """Its tasks that have not started."""
     live: int
-    """Its episodes that were started and have not ended."""
+    """Its episodes that were started and have not ended, without those that are not run."""
 
     def cells(self) -> list[str]:
         """Returns a row of a table for people."""
@@ -42,6 +42,7 @@ async def read_tenants(log: EventLog, recipe: Recipe) -> list[TenantRow]:
     partitions = [one for topic in topics for one in log.topics.partitions_of(topic)]
     limits = dict(recipe.scheduler.tenants)
     submitted: dict[int, str] = {}
+    begun: set[int] = set()
     started: dict[tuple[int, int], str] = {}
     ended: set[tuple[int, int]] = set()
     async with aclosing(read_events(log, dict.fromkeys(partitions, WHOLE))) as deliveries:
@@ -52,10 +53,12 @@ async def read_tenants(log: EventLog, recipe: Recipe) -> list[TenantRow]:
             elif isinstance(event, QuotaSet):
                 limits[event.tenant] = limits_of(event)
             elif isinstance(event, EpisodeStarted):
-                started[event.task, event.sample] = event.submitted.tenant
+                begun.add(event.task)
+                if event.verdict is None:  # Refused ones count for no tenant.
+                    started[event.task, event.sample] = event.submitted.tenant
             elif isinstance(event, EpisodeEnded):
+                begun.add(event.task)
                 ended.add((event.task, event.sample))
-    begun = {task for task, _ in (*started, *ended)}
     queued = Counter(tenant for task, tenant in submitted.items() if task not in begun)
     live = Counter(tenant for episode, tenant in started.items() if episode not in ended)
     rows = []

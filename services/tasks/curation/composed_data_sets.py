@@ -88,7 +88,8 @@ class Mixture(Settings):
     seed: int = 0
     """The seed of the order."""
     count: Positive | None = None
-    """Number of items of an epoch. Absent: an epoch ends as soon as each part has been used up."""
+    """Number of items of an epoch. Absent: an epoch ends as soon as each part has been used up. All
+    epochs have the same items, so with fewer than that, some items of the parts never come."""
 
     @model_validator(mode="after")
     def _names_differ(self) -> Mixture:
