@@ -43,6 +43,7 @@ from headrace.services.agent.stops import (
 from headrace.services.agent.teacher_scores import ask_teachers
 from headrace.services.base.clock import now
 from headrace.services.base.redactor import REDACTOR
+from headrace.services.base.texts import message_of
 from headrace.services.tasks.admission import refused
 from headrace.services.worker.shard import ShardClosed, ShardContext
 
@@ -276,8 +277,9 @@ class EpisodeRun:
 
     def _ending_of(self, agent: asyncio.Future[None]) -> Ending:
         error = error_of(agent)
-        if self._episode is not None and (error is None or isinstance(error, EpisodeStopped)):
-            error = names_error(self._episode) or error
+        wrong = None if self._episode is None else names_error(self._episode)
+        if error is None or isinstance(error, EpisodeStopped):
+            error = wrong or error
         if error is None:
             return "finished"
         if isinstance(error, EpisodeStopped):
@@ -287,13 +289,9 @@ class EpisodeRun:
         # It is not the agent's fault that the log can't be reached: the worker ends and restarts.
         if isinstance(error, LogLost):
             raise error.error
-        logger.error(
-            "the agent's code failed (task %d, sample %d)",
-            self.started.task,
-            self.started.sample,
-            exc_info=error,
-        )
-        message = REDACTOR.text(f"{type(error).__name__}: {error}", MESSAGE)
+        where = self.started.task, self.started.sample
+        logger.error("the agent's code failed (task %d, sample %d)", *where, exc_info=error)
+        message = REDACTOR.text(message_of(error), MESSAGE)
         # A judge without a score may have one in the next attempt. All else is the agent's bug.
         origin: Blamed = "infrastructure" if isinstance(error, NoScore) else "agent"
         raise AttemptFailed.retryable("agent_error", message, origin)

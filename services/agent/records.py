@@ -182,9 +182,13 @@ def earned_reward(
     ending: Ending,
     failure: Failure | None = None,
 ) -> EarnedReward:
-    """Returns the reward that counts for an ending. What failed has none."""
+    """Returns the reward that counts for an ending. What failed has none.
+
+    Takes away named rewards and metrics of the episode that no record can hold.
+    """
     if episode is None:
         return EarnedReward()
+    names_error(episode)
     if failure is not None or ending in UNREWARDED:
         return EarnedReward(parts=episode.rewards)
     submitted, highest = started.submitted, setup.settings.unfinished_reward
@@ -216,19 +220,22 @@ def earned_reward(
 
 
 def names_error(episode: Episode) -> ValueError | None:
-    """Returns what is wrong with the named rewards or metrics. Clears those that are no numbers."""
-    for kind, values in (("rewards", episode.rewards), ("metrics", episode.metrics)):
-        wrong = [name for name, value in values.items() if not isinstance(value, Real)]
-        if wrong:
-            given = type(values[wrong[0]]).__name__
-            values.clear()
-            return ValueError(f"episode.{kind}[{wrong[0]!r}] is a {given}, not a number")
-    try:
-        check_names(episode.rewards)
-        check_names(episode.metrics)
-    except ValueError as error:
-        return ValueError(f"the named rewards or metrics of the episode have {error}")
+    """Returns what is wrong with the named rewards or metrics. Takes away those that are wrong."""
+    for kind in ("rewards", "metrics"):
+        values = getattr(episode, kind)
+        try:
+            check_names(values)
+            setattr(episode, kind, {name: _number(kind, name, one) for name, one in values.items()})
+        except (AttributeError, TypeError, ValueError, OverflowError) as error:
+            setattr(episode, kind, {})
+            return ValueError(f"the named {kind} of the episode have {error}")
     return None
+
+
+def _number(kind: str, name: str, value: object) -> float:
+    if not isinstance(value, Real):
+        raise ValueError(f"episode.{kind}[{name!r}], a {type(value).__name__}, not a number")
+    return float(value)
 
 
 def _is_pinned(submitted: TaskSubmitted, role: str) -> bool:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headrace.services.base.texts import encodable
+
 MOST_NAMES = 256
 """Largest number of named rewards, and of metrics, of an episode."""
 NAME_CHARACTERS = 128
@@ -86,8 +88,12 @@ class Observation:
 def check_names(values: Mapping[str, float]) -> None:
     """Checks named rewards or metrics, which every terminal record repeats.
 
-    Raises ValueError if there are more than MOST_NAMES, or if a name has more than NAME_CHARACTERS.
+    Raises ValueError if there are more than MOST_NAMES, or if a name has more than NAME_CHARACTERS
+    or is no text that a record can hold.
     """
+    for name in values:
+        if not isinstance(name, str) or encodable(name) != name:
+            raise ValueError(f"the name {name!r}, which is no text that a record can hold")
     if len(values) > MOST_NAMES:
         raise ValueError(f"{len(values)} names; at most {MOST_NAMES} are kept")
     if (longest := max(map(len, values), default=0)) > NAME_CHARACTERS:

@@ -32,7 +32,11 @@ from headrace.services.kafka.broker import (
     Record,
 )
 from headrace.services.kafka.schema_registry import SchemaRegistry
-from headrace.services.log.references import check_trajectories, readable_topic
+from headrace.services.log.references import (
+    check_partition,
+    check_trajectories,
+    readable_topic,
+)
 from headrace.services.log.request_signatures import (
     REQUESTS,
     RequestSignature,
@@ -188,8 +192,8 @@ class EventLog:
         """The event in a record of this namespace.
 
         Raises DecodeError if the record is no event, if the event refers to a trajectory that its
-        readers must not fetch, or if it is a publication or a change of limits that nobody whom the
-        recipe names has signed.
+        readers must not fetch or to a partition that is not there, or if it is a publication or a
+        change of limits that nobody whom the recipe names has signed.
         """
         name = record.partition.topic
         try:
@@ -200,6 +204,7 @@ class EventLog:
             ) from None
         event = await self._event(topic, record)
         check_trajectories(event, self.topics, record.value)
+        check_partition(event, self.topics, record.value)
         number = self._publications.check(event, record)
         signature = RequestSignature.of(record) if isinstance(event, REQUESTS) else None
         self._limits.check(event, record, signature)

@@ -14,10 +14,11 @@ from headrace.schemas.events import (
     EpisodeEnded,
     Event,
     GroupClosed,
+    ObservationRecorded,
     Ref,
     TaskEnded,
 )
-from headrace.schemas.topics import TRAJECTORIES, Topic, Topics, topic_of
+from headrace.schemas.topics import ACTIONS, TRAJECTORIES, Topic, Topics, topic_of
 
 
 def check_trajectories(event: Event, topics: Topics, value: bytes | None) -> None:
@@ -37,6 +38,19 @@ def check_trajectories(event: Event, topics: Topics, value: bytes | None) -> Non
             raise DecodeError(
                 f"a reference names {name}/{highest}, but that topic has {most} partitions", value
             )
+
+
+def check_partition(event: Event, topics: Topics, value: bytes | None) -> None:
+    """Checks the partition that an environment's answer names for the next actions.
+
+    Raises DecodeError if `actions` has no such partition: nobody could send an action there.
+    """
+    if isinstance(event, ObservationRecorded) and event.partition >= topics.action_partitions:
+        raise DecodeError(
+            f"an answer names partition {event.partition} of {topics.name(ACTIONS)}, which has "
+            f"{topics.action_partitions} partitions",
+            value,
+        )
 
 
 def readable_topic(name: str, topics: Topics, value: bytes | None = None) -> Topic[Event]:

@@ -899,7 +899,48 @@ def test_too_many_or_too_long_names_of_rewards_fail_the_attempt(names: list[str]
     outcome = end(World(), task(attempts=1), naming)
     assert outcome.failure is not None
     assert (outcome.ending, outcome.failure.code) == ("failed", "agent_error")
-    assert "the named rewards or metrics of the episode have" in outcome.failure.message
+    assert "the named rewards of the episode have" in outcome.failure.message
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+WRONG_METRICS: list[Any] = [
+    {"stage": "parse"}, {3: 1.0}, {"a": 10**400}, {"\ud83d": 1.0}, {"a": None}, None, [1.0],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", ["finished", "failed", "deadline"])
+@pytest.mark.parametrize("metrics", WRONG_METRICS)
+def test_metrics_that_no_record_can_hold_end_no_worker(metrics: Any, ending: str) -> None:
+    async def wrong(episode: Episode) -> None:
+        episode.metrics = metrics
+        if ending == "failed":
+            raise ValueError("of something else")
+        if ending == "deadline":
+            await asyncio.sleep(60)
+
+    outcome = end(World(), task(attempts=1), wrong, left_s=0.1 if ending == "deadline" else 60)
+    assert outcome.ending == ("deadline" if ending == "deadline" else "failed")
+    assert outcome.failure is not None
+    if ending == "finished":
+        assert "the named metrics of the episode have" in outcome.failure.message
+
+
+@pytest.mark.parametrize("error", [ValueError("a \ud83d"), Unspeakable()])
+def test_an_exception_whose_message_no_record_can_hold_fails_its_own_attempt(
+    error: Exception,
+) -> None:
+    async def wrong(episode: Episode) -> None:
+        raise error
+
+    outcome = end(World(), task(attempts=1), wrong)
+    assert outcome.failure is not None
+    message = {ValueError: "ValueError: a ?", Unspeakable: "Unspeakable: its message raises"}
+    assert outcome.failure.message.startswith(message[type(error)])
+    outcome.failure.message.encode()
 
 
 def test_a_request_that_no_record_can_hold_is_not_tried_again() -> None:

@@ -12,12 +12,13 @@ from headrace.schemas.events import (
     Event,
     GroupClosed,
     GroupSample,
+    ObservationRecorded,
     Ref,
     TaskEnded,
 )
 from headrace.schemas.topics import BATCHES, DEAD_LETTERS, GROUPS, OUTCOMES, RESULTS, Topic, Topics
 from headrace.services.kafka.broker import Outgoing
-from headrace.services.log.references import check_trajectories
+from headrace.services.log.references import check_partition, check_trajectories
 from tests.unit.log.log_bench import TOPICS, Bench, run
 
 
@@ -97,3 +98,19 @@ def test_a_namespace_that_the_recipe_names_may_be_read_but_only_its_trajectories
     check_trajectories(result(ref("theirs.trajectories.v1", 99)), topics, b"")
     with pytest.raises(DecodeError, match=r"names theirs\.tasks\.v1"):
         check_trajectories(result(ref("theirs.tasks.v1")), topics, b"")
+
+
+def test_an_answer_names_a_partition_that_the_next_actions_can_have() -> None:
+    """An agent worker that sends an action there would end, and so would its successor."""
+    topics = Topics("unit", ["default"], 2, pool_partitions=8)
+
+    def answer(partition: int) -> ObservationRecorded:
+        return ObservationRecorded(
+            task=1, sample=0, attempt=0, call="1", index=0, digest=bytes(16), text="", data="{}",
+            partition=partition,
+        )  # fmt: skip
+
+    for partition in (-1, 0, 7):
+        check_partition(answer(partition), topics, b"")
+    with pytest.raises(DecodeError, match=r"names partition 8 of unit\.actions.*has 8 partitions"):
+        check_partition(answer(8), topics, b"")
