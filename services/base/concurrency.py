@@ -25,6 +25,18 @@ async def until_first(*work: Coroutine[object, object, object]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether an exception of a user's code means no more than that this code failed.
+
+    It does not if the process or the current task has to end. `sys.exit()` is a failure, and so is
+    a CancelledError if nobody cancelled this task: the code awaited a task that was cancelled.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and not task.cancelling()
+    return not isinstance(error, KeyboardInterrupt | GeneratorExit)
+
+
 async def finish(work: Coroutine[object, object, None], name: str) -> None:
     """Runs `work` to its end. The caller may be cancelled meanwhile, and ends only after that."""
     task, cancelled = asyncio.create_task(work, name=name), False
