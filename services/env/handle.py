@@ -115,7 +115,7 @@ class Handle:
             environment: Environment | None = None
             fit = False
             try:
-                async with asyncio.timeout(max(0.0, self.expires_at - now())):
+                async with asyncio.timeout(max(0.0, self.expires_at - now())) as deadline:
                     while True:
                         idle = environment is not None and not self._actions
                         fit = idle and self._broken is None
@@ -128,6 +128,9 @@ class Handle:
                             if environment is not None:
                                 await self._rebuild(environment)
                         await self._perform(environment, action)
+                        if self._over or deadline.expired():  # Its code caught the cancellation.
+                            self._over = True
+                            break
             except TimeoutError:
                 self._over = True
                 logger.info("environment of task %d ended at its deadline", self._reset.task)
@@ -251,6 +254,8 @@ class Handle:
         try:
             async with bound:
                 observation = await self._observe(environment, action)
+            if bound.expired():  # Its code caught the cancellation.
+                raise self._late(action.kind)
             run_ms = int((now() - began) * 1000)
             # The time that storing takes is not the environment's.
             stored = await store_files(self._setup, action, observation, self._sizes)
