@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,6 +25,18 @@ async def until_first(*work: Coroutine[object, object, object]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def is_failure(error: BaseException) -> bool:
+    """Whether an exception of a user's code means no more than that this code failed.
+
+    It does not if the process or the current task has to end. `sys.exit()` is a failure, and so is
+    a CancelledError if nobody cancelled this task: the code awaited a task that was cancelled.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and not task.cancelling()
+    return not isinstance(error, KeyboardInterrupt | GeneratorExit)
+
+
 async def finish(work: Coroutine[object, object, None], name: str) -> None:
     """Runs `work` to its end. The caller may be cancelled meanwhile, and ends only after that."""
     task, cancelled = asyncio.create_task(work, name=name), False
@@ -36,6 +48,15 @@ async def finish(work: Coroutine[object, object, None], name: str) -> None:
     task.result()
     if cancelled:
         raise asyncio.CancelledError
+
+
+def use_threads(most: int) -> None:
+    """Has `asyncio.to_thread` in this loop use up to `most` threads. Each starts when needed.
+
+    asyncio's own limit is the CPUs + 4, and a call that hangs keeps its thread.
+    """
+    executor = ThreadPoolExecutor(most, thread_name_prefix="asyncio")
+    asyncio.get_running_loop().set_default_executor(executor)
 
 
 def in_daemon_thread(work: Callable[[], T], name: str) -> Future[T]:

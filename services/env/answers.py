@@ -10,9 +10,16 @@ from dataclasses import replace
 from numbers import Real
 from pathlib import Path
 
-from headrace.errors import EnvironmentFailed, InfrastructureError, TooLarge, UsageError
+from headrace.errors import (
+    EnvironmentFailed,
+    HeadraceError,
+    InfrastructureError,
+    TooLarge,
+    UsageError,
+)
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
 from headrace.services.base.redactor import REDACTOR
+from headrace.services.base.texts import encodable, message_of
 from headrace.services.base.types import ENVIRONMENT_ERROR, Observation, check_names
 from headrace.services.tasks.artifact_store import Stored
 
@@ -56,7 +63,7 @@ def answer_to(
         call=action.call,
         index=action.index,
         digest=action.digest,
-        text=observation.text,
+        text=encodable(observation.text),
         data=data,
         reward=None if observation.reward is None else float(observation.reward),
         rewards={name: float(reward) for name, reward in observation.rewards.items()},
@@ -76,7 +83,8 @@ def check_observation(observation: Observation, method: str) -> str:
     """Return an observation's `data` as JSON. `method` is what returned it.
 
     Raises EnvironmentFailed if it is not an Observation, if a reward is not finite, if there are
-    too many rewards, or if `data` is not JSON.
+    too many rewards, if a name of a reward is no text that UTF-8 can encode, or if `data` is not
+    JSON.
     """
     if not isinstance(observation, Observation):
         given = "None" if observation is None else f"a {type(observation).__name__}"
@@ -86,6 +94,11 @@ def check_observation(observation: Observation, method: str) -> str:
     if not isinstance(observation.text, str):
         kind = type(observation.text).__name__
         raise EnvironmentFailed("bad_observation", f"{method}: `text` is a {kind}, not a str")
+    for name in observation.rewards:
+        # It is refused and not changed, because two names could become equal.
+        if not isinstance(name, str) or encodable(name) != name:
+            message = f"{method}: {name!r} can't name a reward; use a str of valid Unicode"
+            raise EnvironmentFailed("bad_observation", message)
     for name, reward in (("reward", observation.reward or 0.0), *observation.rewards.items()):
         if not isinstance(reward, Real):
             kind = type(reward).__name__
@@ -132,20 +145,36 @@ async def deliver(
     return observation
 
 
-def failure_of(error: Exception) -> Failure:
-    """Classify an exception of an environment. The environment is to blame by default."""
+def failure_of(error: BaseException) -> Failure:
+    """Classify an exception of an environment. The environment is to blame by default.
+
+    Whatever the exception is, a record can hold the failure.
+    """
+    try:
+        if isinstance(error, HeadraceError) and (failure := _failure_said(error)) is not None:
+            return failure
+    except Exception as broken:  # its class is the user's: it may have no code, for example
+        logger.warning("an exception of an environment can't be read: %s", message_of(broken))
+    logger.error("an environment's code raised an exception", exc_info=error)
+    return _environment(ENVIRONMENT_ERROR, message_of(error))
+
+
+def _failure_said(error: HeadraceError) -> Failure | None:
+    """Return what an exception says about who is to blame, if it does."""
     if isinstance(error, InfrastructureError):
-        return infrastructure(error.code, error.message, retryable=error.retryable)
+        code, message = encodable(str(error.code)), encodable(str(error.message))
+        return infrastructure(code, message, retryable=error.retryable)
     if isinstance(error, UsageError):  # a wrong recipe or task: another attempt would not help
-        return Failure(origin="operator", code="unusable", message=REDACTOR.text(str(error), 1000))
+        message = REDACTOR.text(encodable(str(error)), 1000)
+        return Failure(origin="operator", code="unusable", message=message)
     if isinstance(error, EnvironmentFailed):
-        code, message = error.code, error.message
-    else:
-        logger.error("an environment's code raised an exception", exc_info=error)
-        code, message = ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}"
-    return Failure(
-        origin="environment", code=code, message=REDACTOR.text(message, 1000), retryable=True
-    )
+        return _environment(encodable(str(error.code)), encodable(str(error.message)))
+    return None
+
+
+def _environment(code: str, message: str) -> Failure:
+    message = REDACTOR.text(message, 1000)
+    return Failure(origin="environment", code=code, message=message, retryable=True)
 
 
 def infrastructure(code: str, message: str, *, retryable: bool = True) -> Failure:

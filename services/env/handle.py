@@ -26,6 +26,7 @@ from typing import Any
 from headrace.errors import EnvironmentFailed, InfrastructureError
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
 from headrace.services.base.clock import now
+from headrace.services.base.concurrency import is_failure
 from headrace.services.base.shown import shown
 from headrace.services.base.types import STEP_TIMEOUT, Observation, TaskView
 from headrace.services.env.answers import (
@@ -38,7 +39,7 @@ from headrace.services.env.answers import (
 )
 from headrace.services.env.environment import Claim, Environment, Judge, Resumable
 from headrace.services.env.environment_files import collected, files_of, require_files, store_files
-from headrace.services.env.setup import Preparing, Setup, is_preparing
+from headrace.services.env.setup import Preparing, Setup, close_safely, is_preparing
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +115,7 @@ class Handle:
             environment: Environment | None = None
             fit = False
             try:
-                async with asyncio.timeout(max(0.0, self.expires_at - now())):
+                async with asyncio.timeout(max(0.0, self.expires_at - now())) as deadline:
                     while True:
                         idle = environment is not None and not self._actions
                         fit = idle and self._broken is None
@@ -127,12 +128,15 @@ class Handle:
                             if environment is not None:
                                 await self._rebuild(environment)
                         await self._perform(environment, action)
+                        if self._over or deadline.expired():  # Its code caught the cancellation.
+                            self._over = True
+                            break
             except TimeoutError:
                 self._over = True
                 logger.info("environment of task %d ended at its deadline", self._reset.task)
             finally:
                 if isinstance(environment, Resumable) and not self._over:
-                    await environment.release()
+                    await close_safely(environment.release, self._reset.environment.use)
                 elif environment is not None:
                     await self._setup.give_back(self._reset.environment, environment, fit)
 
@@ -175,7 +179,9 @@ class Handle:
         """Get an environment, or note what went wrong."""
         try:
             return await self._setup.take(self._reset.environment, self._claim)
-        except Exception as error:  # as in _act: making it runs an environment's own code
+        except BaseException as error:  # as in _act: making it runs an environment's own code
+            if not is_failure(error):
+                raise
             self._broken = failure_of(error)
             return None
 
@@ -204,7 +210,9 @@ class Handle:
                 files = files_of(self._setup, self._reset)
                 await environment.resume(replace(view, artifacts=files), self._done)
             self._broken = None
-        except Exception as error:  # as in _act: it may run an environment's own code
+        except BaseException as error:  # as in _act: it may run an environment's own code
+            if not is_failure(error):
+                raise
             self._broken = failure_of(self._late("resume") if bound.expired() else error)
 
     async def _perform(self, environment: Environment | None, action: ActionRequested) -> None:
@@ -246,6 +254,8 @@ class Handle:
         try:
             async with bound:
                 observation = await self._observe(environment, action)
+            if bound.expired():  # Its code caught the cancellation.
+                raise self._late(action.kind)
             run_ms = int((now() - began) * 1000)
             # The time that storing takes is not the environment's.
             stored = await store_files(self._setup, action, observation, self._sizes)
@@ -258,7 +268,9 @@ class Handle:
                 stored=stored,
                 partition=self._claim.partition,
             )
-        except Exception as error:  # an environment's own code: typed and retried
+        except BaseException as error:  # an environment's own code: typed and retried
+            if not is_failure(error):
+                raise
             self._broken = failure_of(self._late(action.kind) if bound.expired() else error)
             return failed(action, self._instance, self._broken, self._claim.partition)
         finally:
@@ -309,7 +321,9 @@ async def score(
             stored = await store_files(setup, action, observation, {})
             answer = answer_to(action, observation, instance, run_ms=run_ms, stored=stored)
             fit = True
-        except Exception as error:  # as in Handle._act
+        except BaseException as error:  # as in Handle._act
+            if not is_failure(error):
+                raise
             answer = failed(action, instance, failure_of(error))
         finally:
             setup.slots.run_s.add(now() - began)

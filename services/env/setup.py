@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 from headrace.errors import UsageError
 from headrace.schemas.events import EnvironmentUse
+from headrace.services.base.concurrency import is_failure
 from headrace.services.env.environment import Claim, Environment, Named
 from headrace.services.env.slots import EnvironmentSlots
 from headrace.services.tasks.artifact_store import ArtifactStore
@@ -99,6 +100,19 @@ def is_named(environment: object) -> TypeGuard[Named]:
     return callable(getattr(environment, "set_name", None))
 
 
+async def close_safely(close: Callable[[], Awaitable[None]], use: str) -> None:
+    """Call an environment's `aclose` or `release`, which may fail and has CLOSE_S seconds."""
+    try:
+        async with asyncio.timeout(CLOSE_S):
+            await close()
+    except TimeoutError:
+        logger.warning("environment %s did not close within %s s", use, CLOSE_S)
+    except BaseException as error:  # its own code: its failure to close harms no other
+        if not is_failure(error):
+            raise
+        logger.exception("environment %s failed to close", use)
+
+
 @dataclass(eq=False)
 class EnvironmentSetup:
     """Makes environments that live in this process, and keeps a pool of persistent ones."""
@@ -145,13 +159,7 @@ class EnvironmentSetup:
             environment = self.pool[oldest].pop(0)
             if not self.pool[oldest]:
                 del self.pool[oldest]
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await environment.aclose()
-        except TimeoutError:
-            logger.warning("environment %s did not close within %s s", use.use, CLOSE_S)
-        except Exception:  # an environment's own code: its failure to close harms no other
-            logger.exception("environment %s failed to close", use.use)
+        await close_safely(environment.aclose, use.use)
 
     async def close_pool(self) -> None:
         """Close the idle environments."""
