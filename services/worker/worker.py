@@ -31,10 +31,17 @@ from typing import Any, Literal
 from prometheus_client import Gauge
 
 from headrace.errors import DependencyError, HeadraceError
-from headrace.services.kafka.broker import Committed, End, Partition, Record, Subscription
+from headrace.services.kafka.broker import (
+    Committed,
+    End,
+    FencedWriter,
+    Partition,
+    Record,
+    Subscription,
+)
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import Start, Tail, resolve_starts
-from headrace.services.worker.commit_metadata import read_metadata
+from headrace.services.worker.commit_metadata import CommitMetadata, read_metadata
 from headrace.services.worker.shard import Shard, ShardContext
 from headrace.services.worker.shard_host import ShardHost
 
@@ -47,6 +54,29 @@ SHARDS = Gauge("headrace_shards", "Partitions held.", ["topic"])
 
 SideStart = Tail | Literal["committed", "first"]
 SidePartitions = Callable[[Partition], Mapping[Partition, SideStart]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Assignment:
+    """A main partition that was assigned, and what its commit says."""
+
+    partition: Partition
+    committed: Committed
+    writer: FencedWriter | None
+    sides: Mapping[Partition, SideStart]
+    noted: Sequence[Partition]
+    """The side partitions whose positions are in the commit's metadata."""
+    metadata: CommitMetadata
+
+    def begin(self) -> dict[Partition, Start]:
+        """Where to begin to read the main partition, and each side partition."""
+        begin: dict[Partition, Start] = {self.partition: self.committed.offset}
+        for side, start in self.sides.items():
+            if start != "committed":
+                begin[side] = start
+            else:  # Without metadata nobody has worked here yet: read everything.
+                begin[side] = self.metadata.positions[side] if self.committed.metadata else "first"
+        return begin
 
 
 @dataclass(eq=False)
@@ -179,59 +209,69 @@ class Worker:
                         held.committed = commit
 
     async def _on_assigned(self, assigned: Mapping[Partition, Committed]) -> None:
-        for partition, committed in assigned.items():
-            await self._assign(partition, committed)
+        """Makes a shard for each partition.
+
+        It looks up the offsets of all partitions together, because the time for an assignment is
+        limited, however many partitions it has. Shards start after the last request.
+        """
+        found = [await self._assignment(*each) for each in assigned.items()]
+        begin = {at: start for each in found for at, start in each.begin().items()}
+        resolved, ends = await resolve_starts(
+            self.log, begin, include_uncommitted=bool(self.fenced)
+        )
+        hosts = [self._host(each, resolved, ends) for each in found]
+        sides = {side: resolved[side] for host in hosts for side in host.side_partitions}
+        if sides:
+            await self._reader.assign(sides)
+        for host in hosts:
+            host.pump = host.context.spawn(host.run(), f"shard {host.context.partition.number}")
         self.changed()
 
-    async def _assign(self, partition: Partition, committed: Committed) -> None:
+    async def _assignment(self, partition: Partition, committed: Committed) -> _Assignment:
         writer = await self.log.broker.fenced(self.fenced) if self.fenced else None
-        starts = self.side_partitions(partition)
-        noted = [side for side, start in starts.items() if start == "committed"]
+        sides = self.side_partitions(partition)
+        noted = [side for side, start in sides.items() if start == "committed"]
         metadata = read_metadata(committed.metadata, noted)
-        begin: dict[Partition, Start] = {partition: committed.offset}
-        for side, start in starts.items():
-            if start != "committed":
-                begin[side] = start
-            else:  # Without metadata nobody has worked here yet: read everything.
-                begin[side] = metadata.positions[side] if committed.metadata else "first"
-        resolved, ends = await resolve_starts(
-            self.log, begin, include_uncommitted=writer is not None
-        )
-        positions = {side: resolved[side] for side in noted}
-        behind = {each: end for each, end in ends.items() if resolved[each] < end}
+        return _Assignment(partition, committed, writer, sides, noted, metadata)
+
+    def _host(
+        self,
+        assignment: _Assignment,
+        resolved: Mapping[Partition, int],
+        ends: Mapping[Partition, int],
+    ) -> ShardHost:
+        """Makes the shard, and takes what is read for it from now on. It does not run yet."""
+        partition, offset = assignment.partition, assignment.committed.offset
+        read = (partition, *assignment.sides)
+        behind = {each: ends[each] for each in read if resolved[each] < ends[each]}
         if self.side_partitions_first:
             behind.pop(partition, None)
-        logger.info("assigned %s/%d from %d", partition.topic, partition.number, committed.offset)
+        logger.info("assigned %s/%d from %d", partition.topic, partition.number, offset)
         assert self._subscription is not None
-        subscription, offset = self._subscription, committed.offset
         context = ShardContext(
             self.log,
-            subscription,
+            self._subscription,
             self._fail,
             partition,
             offset,
-            writer,
-            metadata.owners,
-            metadata.done,
+            assignment.writer,
+            assignment.metadata.owners,
+            assignment.metadata.done,
         )
-        side_partitions = list(starts)
-        commit = subscription.commit if self.count_deaths else None
         host = ShardHost(
             self.log,
             context,
             self.make_shard(context),
-            positions,
+            {side: resolved[side] for side in assignment.noted},
             behind,
-            side_partitions,
-            commit,
-            others_end=ends.get(partition, 0),
+            list(assignment.sides),
+            self._subscription.commit if self.count_deaths else None,
+            others_end=ends[partition],
         )
         self._hosts[partition] = host
-        self._readers |= dict.fromkeys(side_partitions, host)
+        self._readers |= dict.fromkeys(assignment.sides, host)
         SHARDS.labels(partition.topic).inc()
-        if side_partitions:
-            await self._reader.assign({side: resolved[side] for side in side_partitions})
-        host.pump = context.spawn(host.run(), f"shard {partition.number}")
+        return host
 
     async def _on_revoked(
         self, partitions: Sequence[Partition], lost: bool
