@@ -23,6 +23,7 @@ from typing import Any
 
 from headrace.errors import DependencyError
 from headrace.services.base.files import file_digest, sync_path
+from headrace.services.models.blobs import disk_errors
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +69,17 @@ class Checkpoints:
         self._folder = folder
         self._keep = keep
 
+    def remove_partial(self) -> None:
+        """Removes what interrupted calls of `save` have left. Call it when the writer starts.
+
+        Raises DependencyError if the disk fails.
+        """
+        with disk_errors(f"remove interrupted checkpoints from {self._folder}"):
+            for folder in self._folder.glob("partial-*"):
+                shutil.rmtree(folder)
+
     def save(self, checkpoint: Checkpoint, write_state: Callable[[Path], None]) -> None:
-        """Writes a checkpoint, then removes old ones.
+        """Removes what interrupted saves have left, writes a checkpoint, and removes old ones.
 
         `write_state` writes the learner's state to the path that it is given: a file, or a folder
         if there are several processes. Raises DependencyError if the disk can't take the
@@ -77,6 +87,7 @@ class Checkpoints:
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
+            self.remove_partial()  # It may take the room that this checkpoint needs.
             partial = Path(tempfile.mkdtemp(dir=self._folder, prefix="partial-"))
             try:
                 write_state(partial / (STATE if checkpoint.processes == 1 else SHARDS))
@@ -129,7 +140,7 @@ class Checkpoints:
         # A checkpoint of a higher version is damaged or foreign. It must not count, or it would
         # push out the complete ones.
         kept = [folder for folder in self._folders() if folder <= newest]
-        for folder in [*kept[self._keep :], *self._folder.glob("partial-*")]:
+        for folder in kept[self._keep :]:
             shutil.rmtree(folder)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import shutil
 import threading
 from collections.abc import Callable, Mapping
@@ -40,6 +41,9 @@ T = TypeVar("T")
 
 FINISH_S = 4.0
 """How long the current version may still take after the process was asked to stop."""
+STOP_S = 9.0
+"""When the last checkpoint must be written after the process was asked to stop. One second later
+the process is ended by force (`services/operate/serve/stopper.py`)."""
 
 
 class Trainer:
@@ -67,16 +71,22 @@ class Trainer:
         self._numbers = count()
         self._warned = False
         """Whether it said that the learning rate is 0."""
+        self._save_s = 0.0
+        """How long the last checkpoint took to write, in seconds. 0 until one is written."""
+        self._save_by = math.inf
+        """When checkpoints must be written, by the event loop's clock."""
 
     async def run(self) -> None:
         """Resumes, then trains on one batch after the other until the process is to stop."""
-        stopping = asyncio.create_task(self._context.stopping.wait())
+        stopping = asyncio.create_task(self._stop())
         try:
             with disk_errors(f"empty {self._unpublished}"):
                 if self._unpublished.exists():  # A process that was killed may have left files.
                     shutil.rmtree(self._unpublished)
                 if self._learner.processes > 1:
                     self._unpublished.mkdir(parents=True)
+            # Only rank 0 gets here, and its predecessor is fenced: nobody writes a checkpoint now.
+            await asyncio.to_thread(self._checkpoints.remove_partial)
             if self._session.history.newest is not None:
                 await self._load_checkpoint()
             await self._session.begin(self._weights)
@@ -85,6 +95,12 @@ class Trainer:
         finally:
             stopping.cancel()
             await self._session.aclose()
+
+    async def _stop(self) -> bool:
+        """Waits until the process is to stop."""
+        await self._context.stopping.wait()
+        self._save_by = asyncio.get_running_loop().time() + STOP_S
+        return True
 
     async def _load_checkpoint(self) -> None:
         found = await asyncio.to_thread(self._checkpoints.newest, self._session.fits)
@@ -188,13 +204,27 @@ class Trainer:
             )
 
     async def _save(self) -> None:
-        """Writes a checkpoint of the current version, if it is published and has none yet."""
+        """Writes a checkpoint of the current version, if it is published and has none yet.
+
+        Writes none if the process is to stop, and the last one took longer than the time that is
+        left: it would be interrupted.
+        """
         checkpoint = await self._session.checkpoint()
         if checkpoint is None or checkpoint.version == self._session.saved:
             return
+        loop, saved = asyncio.get_running_loop(), self._session.saved
+        began = loop.time()
+        if began + self._save_s > self._save_by:
+            logger.warning(
+                "policy %s: no checkpoint of version %d is written, because the last one took "
+                "%.1f s and the process must end before that. The next start continues from "
+                "version %d and trains the later versions again, without publishing them",
+                *(self._session.policy, checkpoint.version, self._save_s, saved),
+            )
+            return
         checkpoint = replace(checkpoint, processes=self._learner.processes)
         await self._in_thread(lambda: self._checkpoints.save(checkpoint, self._learner.save))
-        self._session.saved = checkpoint.version
+        self._session.saved, self._save_s = checkpoint.version, loop.time() - began
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._torch_thread, work)

@@ -17,7 +17,7 @@ from typing import BinaryIO, cast
 
 from headrace.errors import BlobError
 from headrace.schemas.events import Blob, PolicyPublished, WeightsDelta
-from headrace.services.models.blobs import BlobStore, disk_errors
+from headrace.services.models.blobs import BlobStore, describe, disk_errors
 from headrace.services.models.deltas import diff, write_diff
 from headrace.services.models.weights import WeightsFile, weights_digest
 
@@ -71,7 +71,13 @@ class VersionStore:
 
     def keep_base(self, file: Callable[[], bytes]) -> Blob:
         """Stores the weights that all versions are adapters of, and repairs them from then on."""
-        blob = self._blobs.put(file(), SAFETENSORS)
+        data = file()
+        blob = describe(data, SAFETENSORS)
+        self._blobs.claim(blob)
+        try:
+            self._blobs.verify(blob)
+        except BlobError:
+            self._blobs.put(data, SAFETENSORS)
         self._base = blob, file
         return blob
 

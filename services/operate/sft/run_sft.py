@@ -45,6 +45,7 @@ async def run_sft(
         )
     checkpoints = Checkpoints(target.checkpoints, training.keep_checkpoints)
     found = await asyncio.to_thread(find_checkpoint, checkpoints, target.checkpoints, job)
+    await asyncio.to_thread(checkpoints.remove_partial)
     progress = SftProgress(len(job.plan.updates), job.plan.epoch_ends)
     written: list[dict[str, Any]] = []
 

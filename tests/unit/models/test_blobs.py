@@ -17,6 +17,8 @@ import pytest
 
 from headrace.errors import BlobError, DependencyError, UsageError
 from headrace.schemas.events import Blob
+from headrace.services.base.files import file_digest as digest
+from headrace.services.models import blobs
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.remote_blobs import open_blob_store
 
@@ -45,9 +47,9 @@ def test_the_same_bytes_are_the_same_blob(tmp_path: Path) -> None:
 def test_many_writers_of_one_blob_leave_one_whole_file(tmp_path: Path) -> None:
     data = os.urandom(300_000)
     with ThreadPoolExecutor(8) as pool:
-        blobs = list(pool.map(lambda _: LocalBlobStore(tmp_path).put(data), range(40)))
+        put = list(pool.map(lambda _: LocalBlobStore(tmp_path).put(data), range(40)))
 
-    assert len(set(blob.sha256 for blob in blobs)) == 1
+    assert len(set(blob.sha256 for blob in put)) == 1
     assert [path.read_bytes() for path in files(tmp_path)] == [data]
 
 
@@ -66,6 +68,37 @@ def test_damage_is_seen_and_mended_by_the_next_put(tmp_path: Path, damage: bytes
         store.get(blob)
     assert store.put(b"weights") == blob
     assert store.get(blob).read_bytes() == b"weights"
+
+
+def test_a_verified_blob_is_read_again_only_if_its_file_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+
+    def counted(path: Path) -> bytes:
+        read.append(path)
+        return digest(path)
+
+    monkeypatch.setattr(blobs, "file_digest", counted)
+    store = LocalBlobStore(tmp_path)
+    blob = store.put(b"weights")
+    path = store.get(blob)
+    read.clear()
+    store.verify(blob)
+    store.verify(blob)
+    assert len(read) == 2, "the file is so new that another write may have the same time"
+    for seconds in (1000, 2000):
+        os.utime(path, (seconds, seconds))
+        read.clear()
+        store.verify(blob)
+        store.verify(blob)
+        assert len(read) == 1
+    path.write_bytes(b"weightz")
+    with pytest.raises(BlobError, match="damaged"):
+        store.verify(blob)
+    path.unlink()
+    with pytest.raises(BlobError, match="is not in"):
+        store.verify(blob)
 
 
 def test_a_blob_of_the_wrong_size_is_refused(tmp_path: Path) -> None:

@@ -107,6 +107,22 @@ def test_a_disk_that_takes_nothing_is_a_dependency_and_keeps_the_old(tmp_path: P
     assert newest[0] == older
 
 
+def test_an_interrupted_one_takes_no_room_of_the_next(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    save(checkpoints, 1)
+    for name in ("partial-a", "partial-b"):
+        (tmp_path / name / "state").mkdir(parents=True)
+        (tmp_path / name / "state" / "shard").write_bytes(b"half")
+    beside: list[str] = []
+
+    def look(path: Path) -> None:
+        beside.extend(one.name for one in tmp_path.iterdir() if one != path.parent)
+        path.write_bytes(b"state 2")
+
+    checkpoints.save(Checkpoint(2, 20, bytes(32)), look)
+    assert beside == ["v000000000001"]
+
+
 KILLED_AT_EVERY_STEP = """
 import os, sys, pathlib
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints

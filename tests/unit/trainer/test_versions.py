@@ -13,6 +13,7 @@ from safetensors.numpy import save
 from headrace.schemas.events import Blob, PolicyPublished
 from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.remote_blobs import RemoteBlobStore
 from headrace.services.models.weights import weights_digest
 from headrace.trainer.versions import StoredVersion, VersionStore
 
@@ -116,6 +117,21 @@ def test_a_repair_gives_what_every_reader_can_have(tmp_path: Path, lost: str) ->
     assert other == (lost != "nothing")
     assert readable(blobs, tmp_path, 1, after) == weights(1)
     assert store.repair() == (after, False)
+
+
+def test_an_adapters_base_is_uploaded_once(tmp_path: Path) -> None:
+    class Counting(RemoteBlobStore):
+        def put(self, data: bytes | Path, media: str = "") -> Blob:
+            puts.append(media)
+            return super().put(data, media)
+
+    puts: list[str] = []
+    for _ in range(3):
+        blobs = Counting(f"local://{tmp_path}/blobs", tmp_path / "cache", "cluster.ours")
+        base = VersionStore(blobs).keep_base(lambda: b"base" * 1000)
+        assert blobs.get(base).read_bytes() == b"base" * 1000
+        assert [one.name for one in blobs.owners.markers()] == [base.sha256.hex()]
+    assert len(puts) == 1
 
 
 def test_what_an_older_release_has_stored_is_marked_when_training_continues(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.recipe.policy import Lora, Policy
 from headrace.services.models.weights import ADAPTER, model_folder
 from headrace.services.operate.sft.fine_tuning import FineTuning, SftProgress
+from headrace.services.operate.sft.run_sft import run_sft
 from headrace.services.operate.sft.sft_checkpoints import find_checkpoint
 from headrace.services.operate.sft.sft_job import (
     SftJob,
@@ -24,6 +28,7 @@ from headrace.services.operate.sft.sft_job import (
 from headrace.services.operate.sft.sft_model import write_model
 from headrace.services.operate.sft.sft_rows import read_row
 from headrace.services.operate.sft.sft_tokens import RowTokens
+from headrace.services.operate.sft.sft_view import SftStatus, SftView
 from headrace.trainer.checkpoint import Checkpoints
 from headrace.trainer.collate import Inputs
 from headrace.trainer.learner import Learner
@@ -128,6 +133,16 @@ def test_a_stopped_one_continues_to_the_same_weights(tmp_path: Path, at_once: bo
     assert again.learner.weights() == whole.learner.weights()
     assert again.progress.facts() == whole.progress.facts()
     assert again.progress.tokens_before == first.progress.tokens
+
+
+def test_a_start_removes_interrupted_checkpoints(tmp_path: Path) -> None:
+    target = SftTarget(tmp_path / "made", merge=False, force=False)
+    (target.checkpoints / "partial-left").mkdir(parents=True)
+    without_model = a_policy().model_copy(update={"model": str(tmp_path / "no model")})
+    job, status = replace(a_job(), policy=without_model), SftStatus("made")
+    with pytest.raises(UsageError, match="no model"):
+        asyncio.run(run_sft(job, target, {}, SftView(status, Console(quiet=True)), status))
+    assert list(target.checkpoints.iterdir()) == []
 
 
 @pytest.mark.parametrize(("save_s", "saved"), [(0.0, [3, 6, 8]), (4.0, [3, 7, 8])])
