@@ -17,26 +17,52 @@ from torch import Tensor
 from headrace.errors import UsageError
 from headrace.schemas.events import Sampling
 from headrace.schemas.packed import unpack_i32
-from headrace.services.models.json_schema import Schemas
+from headrace.services.models.json_schema import GrammarState, Schemas
 from headrace.services.models.tokens import single_ids
 from headrace.trainer.sequences import Ints, TokenSequence, UnusableBatch, UnusableSample
 
+KEPT_BYTES = 256 << 20
+"""Maximum memory for the masks of one batch that are kept for its later passes."""
+
 
 class SchemaMasks:
-    """Recomputes an engine's masks with the same library and the same tokenizer."""
+    """Recomputes an engine's masks with the same library and the same tokenizer.
+
+    A mask is packed: 32-bit little-endian words, of which bit i % 32 of word i // 32 says whether
+    id i is allowed. Masks are kept until `forget` is called, up to `KEPT_BYTES`.
+    """
 
     def __init__(self, folder: Path, vocabulary: int) -> None:
         """`folder` has the model's tokenizer. It is read when the first schema is needed."""
         self._folder = folder
         self._vocabulary = vocabulary
         self._schemas: Schemas | None = None
+        self._kept: dict[tuple[int, int], tuple[TokenSequence, NDArray[np.int32]]] = {}
+        """By the id of the sequence and the number of its run. A kept sequence keeps its id."""
+        self._numbers: dict[bytes, int] = {}
+        self._masks: list[bytes] = []
+        """The distinct masks that are kept. `_numbers` has their indices."""
+        self._bytes = 0
 
-    def of(self, sampling: Sampling, tokens: Ints) -> NDArray[np.bool_]:
-        """Returns [N, V] bool: the ids that were allowed at each of an answer's N tokens.
+    def of(self, sequence: TokenSequence, run: int, tokens: Ints) -> list[bytes]:
+        """Returns N packed masks: the ids that were allowed at each of an answer's N tokens.
 
-        `tokens` is the whole answer. Raises UnusableBatch if the schema can't be followed or the
-        tokens do not follow it.
+        The answer is run `run` of the sequence's samplings, and `tokens` is the whole answer. Equal
+        masks of one answer are one object. Raises UnusableBatch if the schema can't be followed or
+        the tokens do not follow it.
         """
+        place = id(sequence), run
+        if place not in self._kept:
+            masks = self._computed(sequence.samplings[run][0], tokens)
+            self._keep(sequence, run, masks)
+            return masks
+        return [self._masks[number] for number in self._kept[place][1]]
+
+    def forget(self) -> None:
+        """Drops all kept masks."""
+        self._kept, self._numbers, self._masks, self._bytes = {}, {}, [], 0
+
+    def _computed(self, sampling: Sampling, tokens: Ints) -> list[bytes]:
         try:
             if self._schemas is None:
                 self._schemas = Schemas(self._folder, self._vocabulary)
@@ -46,15 +72,47 @@ class SchemaMasks:
             )
             around = sampling.json_before, sampling.json_after
             grammar = self._schemas.begin(sampling.json_schema, ends, around)
+            distinct: dict[bytes, bytes] = {}
             masks = []
             for token in tokens.tolist():
-                masks.append(grammar.allowed().numpy())
+                mask = _packed(grammar, self._vocabulary)
+                masks.append(distinct.setdefault(mask, mask))
                 grammar.accept(token)
         except (ValueError, UsageError) as error:
             raise UnusableBatch(
                 f"the masks of an answer with a JSON schema can't be recomputed: {error}"
             ) from error
-        return np.stack(masks)
+        return masks
+
+    def _keep(self, sequence: TokenSequence, run: int, masks: list[bytes]) -> None:
+        """Keeps an answer's masks, if there is room for them."""
+        new = [mask for mask in dict.fromkeys(masks) if mask not in self._numbers]
+        more = sum(map(len, new)) + np.dtype(np.int32).itemsize * len(masks)
+        if self._bytes + more > KEPT_BYTES:
+            return
+        self._bytes += more
+        for mask in new:
+            self._numbers[mask] = len(self._masks)
+            self._masks.append(mask)
+        numbers = np.array([self._numbers[mask] for mask in masks], dtype=np.int32)
+        self._kept[id(sequence), run] = sequence, numbers
+
+
+def _packed(grammar: GrammarState, vocabulary: int) -> bytes:
+    """Returns what `grammar.allowed()` returns, packed. It never unpacks the words."""
+    words = np.full(-(-vocabulary // 32), -1, dtype="<i4")
+    if not grammar._matcher.is_terminated():
+        grammar._matcher.fill_next_token_bitmask(grammar._words, 0)
+        words[:] = grammar._words[0].numpy()
+    if vocabulary % 32:  # equal masks have equal bytes only if the bits after the last id are equal
+        words[-1] &= (1 << vocabulary % 32) - 1
+    return words.tobytes()
+
+
+def _unpacked(mask: bytes, vocabulary: int) -> NDArray[np.bool_]:
+    """Returns a packed mask as [V] bool."""
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=vocabulary, bitorder="little")
+    return bits.view(np.bool_)
 
 
 def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -149,30 +207,28 @@ def _allowed(
     schemas: SchemaMasks | None,
 ) -> tuple[Tensor | None, list[int]]:
     """Returns the distinct sets of allowed ids, [K, V] bool, and each target's index in them."""
-    sets: dict[bytes, NDArray[np.bool_]] = {}
-    """By packed ids, or by the packed bits of a JSON schema's mask."""
-    keys: list[bytes] = []
+    sets: dict[tuple[bool, bytes], int] = {}
+    """The number of each set: of a packed mask of a JSON schema, or else of packed ids."""
+    numbers: list[int] = []
     start = 0
-    runs = ((one.sample, *run) for one in sequences for run in one.samplings)
-    for sample, sampling, count in runs:
+    runs = ((one, run, *what) for one in sequences for run, what in enumerate(one.samplings))
+    for one, run, sampling, count in runs:
         if sampling.json_schema:
             assert schemas is not None, "a sampling has a JSON schema, but `schemas` is missing"
             try:
-                masks = schemas.of(sampling, targets[start : start + count])
+                masks = schemas.of(one, run, targets[start : start + count])
             except UnusableBatch as error:
-                raise UnusableSample(sample, str(error)) from error
-            for mask in masks:
-                key = b"bits" + np.packbits(mask).tobytes()
-                sets.setdefault(key, mask)
-                keys.append(key)
+                raise UnusableSample(one.sample, str(error)) from error
+            numbers += [sets.setdefault((True, mask), len(sets)) for mask in masks]
         else:
-            key = sampling.allowed
-            if key not in sets:
-                sets[key] = np.zeros(vocabulary, dtype=np.bool_)
-                sets[key][unpack_i32(key) if key else slice(None)] = True
-            keys += [key] * count
+            numbers += [sets.setdefault((False, sampling.allowed), len(sets))] * count
         start += count
-    if set(sets) == {b""}:
-        return None, [0] * len(targets)
-    numbers = {key: number for number, key in enumerate(sets)}
-    return torch.from_numpy(np.stack(list(sets.values()))), [numbers[key] for key in keys]
+    if set(sets) == {(False, b"")}:
+        return None, numbers
+    allowed = np.zeros((len(sets), vocabulary), dtype=np.bool_)
+    for row, (is_mask, key) in zip(allowed, sets, strict=True):
+        if is_mask:
+            row[:] = _unpacked(key, vocabulary)
+        else:
+            row[unpack_i32(key) if key else slice(None)] = True
+    return torch.from_numpy(allowed), numbers

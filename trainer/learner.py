@@ -141,7 +141,7 @@ class Learner:
         """Makes the updates. Raises OutOfMemory, UnusableSample, and what `train` raises."""
         totals = Totals(self._loss, self._ranks)
         count = len(updates) * self._settings.epochs
-        with self._rollback(needed=count > 1):
+        with self._forward.keeping_masks(), self._rollback(needed=count > 1):
             plans = [self._plan(update, max_tokens) for update in updates]
             for plan in plans:
                 self._note_start(plan, stop, logprobs=count > 1)
@@ -178,7 +178,7 @@ class Learner:
         self, update: UpdateBatch, max_tokens: int, stop: threading.Event | None
     ) -> dict[str, float]:
         """Measures an update. Raises OutOfMemory, UnusableSample and Stopped."""
-        with self._rollback(needed=False):
+        with self._forward.keeping_masks(), self._rollback(needed=False):
             logprobs = self._forward.all_logprobs(self._plan(update, max_tokens), stop)
             return {"nats": -float(logprobs.double().sum()), "tokens": float(len(logprobs))}
 

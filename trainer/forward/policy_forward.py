@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,14 @@ class PolicyForward:
             return collate(sequences, self.vocabulary, self._device, self._schemas)
 
         return self._ranks.together(work)
+
+    @contextmanager
+    def keeping_masks(self) -> Iterator[None]:
+        """Drops in the end the masks that `collate` kept for later passes over a batch."""
+        try:
+            yield
+        finally:
+            self._schemas.forget()
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """Returns the last hidden states [N, H] before the trained tokens, which predict them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from random import Random
 from typing import Any
 
@@ -21,7 +22,7 @@ from headrace.services.base.tool_calls import (
 )
 from headrace.services.base.tool_calls import END as CALLED
 from headrace.services.inference.tokenizer import Tokenizer
-from headrace.services.models.json_schema import Schemas, masked
+from headrace.services.models.json_schema import GrammarState, Schemas, masked
 from headrace.services.models.output_head import Head
 from headrace.services.models.weights import model_folder
 from headrace.trainer.collate import SchemaMasks, collate
@@ -162,6 +163,95 @@ def test_the_trainer_spreads_probability_over_what_could_be_drawn_alone() -> Non
     # A choice of two at the first token, and none after it.
     expected = [np.log(0.5), 0, 0, 0, 0, np.log(0.5), 0, 0, 0, 0, 0]
     torch.testing.assert_close(logprobs, torch.tensor(expected, dtype=torch.float32))
+
+
+TEXTS = {"type": "string"}
+
+
+def collated(schemas: SchemaMasks, *sequences: TokenSequence, vocabulary: int = VOCABULARY) -> Any:
+    return collate(sequences, vocabulary, torch.device("cpu"), schemas)
+
+
+def test_the_trainers_masks_are_those_of_the_engine() -> None:
+    answers = [sequence(TEXTS, '"one"'), sequence({"enum": [12, 1]}, "12"), sequence(TEXTS, '""')]
+    expected = []
+    for one in answers:
+        sampling = one.samplings[0][0]
+        grammar = SCHEMAS.begin(sampling.json_schema, [END])
+        for token in one.tokens[2:].tolist():
+            expected.append(grammar.allowed())
+            grammar.accept(token)
+    schemas = SchemaMasks(FOLDER, VOCABULARY)
+    for _ in range(2):  # the second time from what is kept
+        inputs = collated(schemas, *answers)
+        assert torch.equal(inputs.allowed[inputs.allowed_set], torch.stack(expected))
+        assert len(inputs.allowed) == len({tuple(one.tolist()) for one in expected})
+        seen = list(dict.fromkeys(inputs.allowed_set.tolist()))
+        assert seen == list(range(len(inputs.allowed)))
+
+
+def counts(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Counts the answers that a grammar begins, and the masks that are unpacked."""
+    found = {"begun": 0, "unpacked": 0}
+
+    def counting(owner: Any, name: str, what: str) -> None:
+        real = getattr(owner, name)
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            found[what] += 1
+            return real(*arguments, **named)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    counting(Schemas, "begin", "begun")
+    counting(GrammarState, "allowed", "unpacked")
+    counting(np, "unpackbits", "unpacked")
+    return found
+
+
+def test_the_trainer_unpacks_distinct_masks_only_and_computes_them_once_a_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schemas = SchemaMasks(FOLDER, VOCABULARY)
+    answers = [sequence(TEXTS, f'"{letter * 200}"') for letter in "xy"]
+    found = counts(monkeypatch)
+    distinct = len(collated(schemas, *answers).allowed)
+    assert distinct < 5
+    # `begin` itself unpacks one mask.
+    assert found == {"begun": 2, "unpacked": 2 + distinct}
+    for one in answers:
+        collated(schemas, one)
+    assert found["begun"] == 2
+    assert found["unpacked"] <= 2 + 3 * distinct
+    schemas.forget()
+    collated(schemas, *answers)
+    assert found["begun"] == 4
+
+
+def test_masks_beyond_the_bound_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = sequence(TEXTS, '"xxx"'), sequence({"enum": [12, 1]}, "12")
+    words, tokens = -(-VOCABULARY // 32), 6
+    distinct = len(collated(SchemaMasks(FOLDER, VOCABULARY), one).allowed)
+    monkeypatch.setattr("headrace.trainer.collate.KEPT_BYTES", 4 * (distinct * words + tokens))
+    schemas, found = SchemaMasks(FOLDER, VOCABULARY), counts(monkeypatch)
+    first = collated(schemas, one, other)
+    again = collated(schemas, one, other)
+    assert found["begun"] == 3
+    assert torch.equal(first.allowed, again.allowed)
+    assert torch.equal(first.allowed_set, again.allowed_set)
+
+
+def test_the_trainers_memory_for_masks_does_not_grow_by_a_mask_for_each_token() -> None:
+    vocabulary, count = 40_000, 600
+    schemas, answer = SchemaMasks(FOLDER, vocabulary), sequence(TEXTS, f'"{"x" * count}"')
+    collated(schemas, sequence(TEXTS, '"x"'), vocabulary=vocabulary)
+    tracemalloc.start()
+    try:
+        inputs = collated(schemas, answer, vocabulary=vocabulary)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * inputs.allowed.numel() + 1_000 * count < count * vocabulary / 10
 
 
 @pytest.mark.parametrize(

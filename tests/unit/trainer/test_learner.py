@@ -20,6 +20,7 @@ from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.events import Sampling
 from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.policy import Policy, Training
+from headrace.services.models.json_schema import GrammarState, Schemas
 from headrace.services.models.weights import ADAPTER, model_folder, weights_digest
 from headrace.trainer.collate import collate
 from headrace.trainer.learner import Learner
@@ -500,6 +501,32 @@ def test_a_sample_whose_masks_cant_be_recomputed_costs_only_itself() -> None:
     other.train([update(named(0, 3))])
     assert (metrics["dropped_samples"], metrics["dropped_samples_memory"]) == (1, 0)
     assert one.weights() == other.weights()
+
+
+def test_masks_are_computed_once_a_batch_and_dropped_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun: list[str] = []
+    begin = Schemas.begin
+
+    def counted(schemas: Schemas, schema: str, *rest: Any) -> GrammarState:
+        begun.append(schema)
+        return begin(schemas, schema, *rest)
+
+    monkeypatch.setattr(Schemas, "begin", counted)
+    end = np.array([257], dtype="<i4").tobytes()
+    sampling = Sampling(max_tokens=1, json_schema="true", stop_ids=end)
+    one, plain = learner(epochs=3), sequence(1, sampling=sampling)
+    # An answer that follows this schema may start with any JSON value.
+    tokens = plain.tokens.copy()
+    tokens[plain.positions] = list(b"123456789")[: len(plain.positions)]
+    batch = update(replace(plain, tokens=tokens), sequence(0))
+    one.train([batch])
+    assert len(begun) == 1
+    assert not one._forward._schemas._kept
+    one.cross_entropy(batch)
+    assert len(begun) == 2
+    assert not one._forward._schemas._kept
 
 
 def test_small_updates_add_up_in_a_bfloat16_model() -> None:
