@@ -17,7 +17,7 @@ from torch import Tensor
 from headrace.errors import UsageError
 from headrace.schemas.events import Sampling
 from headrace.schemas.packed import unpack_i32
-from headrace.services.models.json_schema import GrammarState, Schemas
+from headrace.services.models.json_schema import Schemas
 from headrace.services.models.tokens import single_ids
 from headrace.trainer.sequences import Ints, TokenSequence, UnusableBatch, UnusableSample
 
@@ -75,7 +75,7 @@ class SchemaMasks:
             distinct: dict[bytes, bytes] = {}
             masks = []
             for token in tokens.tolist():
-                mask = _packed(grammar, self._vocabulary)
+                mask = grammar.packed()
                 masks.append(distinct.setdefault(mask, mask))
                 grammar.accept(token)
         except (ValueError, UsageError) as error:
@@ -96,17 +96,6 @@ class SchemaMasks:
             self._masks.append(mask)
         numbers = np.array([self._numbers[mask] for mask in masks], dtype=np.int32)
         self._kept[id(sequence), run] = sequence, numbers
-
-
-def _packed(grammar: GrammarState, vocabulary: int) -> bytes:
-    """Returns what `grammar.allowed()` returns, packed. It never unpacks the words."""
-    words = np.full(-(-vocabulary // 32), -1, dtype="<i4")
-    if not grammar._matcher.is_terminated():
-        grammar._matcher.fill_next_token_bitmask(grammar._words, 0)
-        words[:] = grammar._words[0].numpy()
-    if vocabulary % 32:  # equal masks have equal bytes only if the bits after the last id are equal
-        words[-1] &= (1 << vocabulary % 32) - 1
-    return words.tobytes()
 
 
 def _unpacked(mask: bytes, vocabulary: int) -> NDArray[np.bool_]:

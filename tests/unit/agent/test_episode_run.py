@@ -929,7 +929,9 @@ def test_metrics_that_no_record_can_hold_end_no_worker(metrics: Any, ending: str
         assert "the named metrics of the episode have" in outcome.failure.message
 
 
-@pytest.mark.parametrize("error", [ValueError("a \ud83d"), Unspeakable()])
+@pytest.mark.parametrize(
+    "error", [ValueError("a \ud83d"), Unspeakable()], ids=["half a character", "no message"]
+)
 def test_an_exception_whose_message_no_record_can_hold_fails_its_own_attempt(
     error: Exception,
 ) -> None:
