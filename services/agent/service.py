@@ -30,7 +30,7 @@ from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.routing.action_routes import ActionRoutes
 from headrace.services.agent.routing.prompt_routes import PromptRoutes
 from headrace.services.agent.shard import AgentShard
-from headrace.services.base.concurrency import until_first
+from headrace.services.base.concurrency import until_first, use_threads
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import Back, follow_events
@@ -40,6 +40,8 @@ from headrace.services.worker.service_context import ServiceContext
 from headrace.services.worker.worker import Worker
 
 SIDE_TOPICS: tuple[Topic[Any], ...] = (GENERATIONS, OBSERVATIONS, OUTCOMES, RESULTS)
+MOST_THREADS = 256
+"""Most threads in which `asyncio.to_thread` runs the calls of all agents of a worker."""
 
 
 async def run(
@@ -54,6 +56,7 @@ async def run(
     no entrance, or if this host can't run an agent's containers, and DependencyError if the Docker
     engine that should run them can't be reached.
     """
+    use_threads(MOST_THREADS)
     agents = load_agents(context.recipe)
     await _open(agents, context.recipe, entrance)
     cancellations = Cancellations(context.log)

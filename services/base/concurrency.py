@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -48,6 +48,15 @@ async def finish(work: Coroutine[object, object, None], name: str) -> None:
     task.result()
     if cancelled:
         raise asyncio.CancelledError
+
+
+def use_threads(most: int) -> None:
+    """Has `asyncio.to_thread` in this loop use up to `most` threads. Each starts when needed.
+
+    asyncio's own limit is the CPUs + 4, and a call that hangs keeps its thread.
+    """
+    executor = ThreadPoolExecutor(most, thread_name_prefix="asyncio")
+    asyncio.get_running_loop().set_default_executor(executor)
 
 
 def in_daemon_thread(work: Callable[[], T], name: str) -> Future[T]:

@@ -10,7 +10,7 @@ from headrace.schemas import packed
 from headrace.schemas.events import EnvironmentLoad
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import ACTIONS
-from headrace.services.base.concurrency import until_first
+from headrace.services.base.concurrency import until_first, use_threads
 from headrace.services.base.plugins import load
 from headrace.services.base.reveal import reveal
 from headrace.services.env.instances import Instances
@@ -39,11 +39,17 @@ BUILTIN = {
 }
 
 
+SPARE_THREADS = 32
+"""How many more threads than slots `asyncio.to_thread` has: for the worker's own calls, and for
+calls of environments that hang, because a thread can't be cancelled."""
+
+
 async def run(context: ServiceContext) -> None:
     """Run environments until `context.stopping` is set. The worker joins its group once ready."""
     instances = Instances(context.log.send, context.worker_id)
     store = ArtifactStore(context.blobs, context.recipe.artifacts)
     setups = load_environments(context.recipe, context.namespace, instances, store)
+    use_threads(sum(setup.slots.most for setup in setups.values()) + SPARE_THREADS)
     external = {key for key, one in context.recipe.environments.items() if one.external}
     bounds = {key: one.step_s for key, one in context.recipe.environments.items()}
     step_s = {key: bound for key, bound in bounds.items() if bound is not None}

@@ -118,6 +118,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         """Lets it run on."""
         self._ready.extend(self._frozen.pop(owner, ()))  # type: ignore[attr-defined]
 
+    def set_default_executor(self, executor: Any) -> None:
+        """Ignores it: nothing runs in a thread, so none must be waited for at the end."""
+
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., T], *args: Any
     ) -> asyncio.Future[T]:
