@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import pytest
@@ -20,6 +21,12 @@ from tests.unit.env.test_shard import Bench, Counter, Lived, ResumableBench, act
 
 LONE = "\ud83d"
 """Half of an emoji, which UTF-8 can't encode."""
+
+
+@pytest.fixture(autouse=True)
+def silent(caplog: pytest.LogCaptureFixture) -> None:
+    """pytest-xdist can't send half a character, which tracebacks show."""
+    caplog.set_level(logging.CRITICAL)
 
 
 class Unreadable(Exception):
