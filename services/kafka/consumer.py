@@ -116,11 +116,12 @@ class KafkaSubscription(Poller, Subscription):
         self._consumer_group = consumer_group
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
+        self._raised: Exception | None = None
         self.consumer.subscribe(
             list(topics),
-            on_assign=self._assign,
-            on_revoke=partial(self._revoke, lost=False),
-            on_lost=partial(self._revoke, lost=True),
+            on_assign=partial(self._keep_error, self._assign),
+            on_revoke=partial(self._keep_error, partial(self._revoke, lost=False)),
+            on_lost=partial(self._keep_error, partial(self._revoke, lost=True)),
         )
         self.start()
 
@@ -141,6 +142,31 @@ class KafkaSubscription(Poller, Subscription):
             if late or error.code() not in LOST:
                 self._raise_unless_transient(error, late)
             await asyncio.sleep(RETRY_S)
+
+    def _poll(self) -> None:
+        try:
+            super()._poll()
+        finally:  # What the poll itself raises may only follow from a callback's error.
+            if self._raised is not None:
+                raise self._raised
+
+    def _keep_error(
+        self,
+        callback: Callable[[Consumer, list[TopicPartition]], None],
+        consumer: Consumer,
+        partitions: list[TopicPartition],
+    ) -> None:
+        """In the poll thread: runs a callback, and keeps its error for `_poll`.
+
+        The callback itself must not raise. On Python 3.11, confluent-kafka 2.16 never frees such an
+        exception, and with its frames the client stays for ever.
+        """
+        try:
+            callback(consumer, partitions)
+        except Exception as error:  # Any error must reach the reader.
+            self._raised = error
+            if self.stopping.is_set():
+                logger.warning("while closing: %s", error)
 
     def _assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         """In the poll thread: notifies the loop, and waits until it is ready for the records."""

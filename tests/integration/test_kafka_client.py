@@ -395,10 +395,13 @@ def test_closed_clients_leave_room_for_others(kafka: str, namespace: str) -> Non
             await writer.close()
             made += [weakref.ref(reader), weakref.ref(writer)]
         member = Member()
-        for _ in range(2):
+        for fails in (False, True):
             reading = broker.subscribe(
                 [partition.topic], f"{namespace}.group", member.on_assigned, member.on_revoked
             )
+            if fails:
+                with pytest.raises(DependencyError, match="has no commit"):
+                    await reading.read()
             await reading.close()
             assert isinstance(reading, KafkaSubscription)
             assert reading.closed, "it took longer to leave its group"
