@@ -47,7 +47,7 @@ SLOWEST_BYTES_PER_S = 1_000_000
 LOCKED_S = 0.05
 """Wait before another process's fetch of the same blob is looked at again."""
 UNUSED_S = 3600.0
-"""A blob that was not read for this long is removed from the local folder."""
+"""A blob that was not used for this long is removed from the local folder."""
 
 
 def open_blob_store(url: str, cache: Path, owner: str | None) -> BlobStore:
@@ -124,6 +124,11 @@ class RemoteBlobStore(BlobStore, SmallFiles):
             if not _is_whole(path, blob):
                 self._fetch(blob, path)
         return path
+
+    def keep(self, blob: Blob) -> None:
+        """Counts the local copy of a blob as used now, without reading it."""
+        with suppress(OSError):  # if it is gone, `get` fetches it again
+            os.utime(self._cache / blob.sha256.hex())
 
     @contextmanager
     def _only_one(self, blob: Blob) -> Iterator[None]:
@@ -266,7 +271,7 @@ class RemoteBlobStore(BlobStore, SmallFiles):
             return None
 
     def _remove_unused(self) -> None:
-        """Removes blobs from the local folder that were not read for UNUSED_S."""
+        """Removes blobs from the local folder that were not used for UNUSED_S."""
         with disk_errors(f"keep blobs in {self._cache}"):
             private_folder(self._cache)
             for path in self._cache.iterdir():
