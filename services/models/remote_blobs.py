@@ -44,6 +44,8 @@ CALL_S = 30.0
 """Time limit of a call that transfers no blob."""
 SLOWEST_BYTES_PER_S = 1_000_000
 """A slower transfer fails."""
+RANGE_BYTES = 64_000_000
+"""How many bytes of a blob are fetched with one call. They are held in memory."""
 LOCKED_S = 0.05
 """Wait before another process's fetch of the same blob is looked at again."""
 UNUSED_S = 3600.0
@@ -154,12 +156,13 @@ class RemoteBlobStore(BlobStore, SmallFiles):
             path.unlink(missing_ok=True)
 
     def _fetch(self, blob: Blob, path: Path) -> None:
+        """Fetches one range after the other: if a call hangs, only its range is fetched again."""
         handle, name = tempfile.mkstemp(dir=self._cache, prefix="get-")
-        os.close(handle)
-        temporary = Path(name)
+        temporary, key = Path(name), self._key(blob)
         try:
-            key = self._key(blob)
-            self._call(f"read blob {key}", lambda: self._files.get_file(key, name), moves=blob.size)
+            with os.fdopen(handle, "wb") as file:
+                for start in range(0, blob.size, RANGE_BYTES):
+                    file.write(self._read(key, start, min(start + RANGE_BYTES, blob.size)))
             if file_digest(temporary) != blob.sha256:
                 raise BlobError(
                     f"blob {key} of {self._url} is damaged: its bytes have another SHA-256 than "
@@ -168,6 +171,17 @@ class RemoteBlobStore(BlobStore, SmallFiles):
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
+
+    def _read(self, key: str, start: int, end: int) -> bytes:
+        """Returns the bytes `start` to `end` (exclusive) of an object."""
+
+        def read() -> bytes:
+            data: bytes = self._files.cat_file(key, start=start, end=end)
+            if len(data) != end - start:
+                raise OSError(f"{len(data)} of {end - start} bytes arrived")
+            return data
+
+        return self._call(f"read bytes {start} to {end} of blob {key}", read, moves=end - start)
 
     def holds(self, blob: Blob) -> bool:
         return self._stored_size(blob) == blob.size

@@ -73,13 +73,13 @@ def test_what_was_got_is_not_fetched_again_unless_it_is_damaged(
     blob = store.put(b"weights")
     path = store.get(blob)
     fetched: list[str] = []
-    get_file = store._files.get_file
+    cat_file = store._files.cat_file
 
-    def noted(key: str, at: str) -> None:
+    def noted(key: str, start: int, end: int) -> Any:
         fetched.append(key)
-        get_file(key, at)
+        return cat_file(key, start, end)
 
-    monkeypatch.setattr(store._files, "get_file", noted)
+    monkeypatch.setattr(store._files, "cat_file", noted)
     assert store.get(blob) == path
     assert not fetched
     path.write_bytes(b"weightz")
@@ -93,15 +93,15 @@ def test_one_worker_of_a_machine_fetches_a_blob_for_all(
     stores = [RemoteBlobStore(url, tmp_path / "cache") for _ in range(4)]
     blob = stores[0].put(b"weights" * 1000)
     fetched: list[str] = []
-    get_file = stores[0]._files.get_file
+    cat_file = stores[0]._files.cat_file
 
-    def slow(key: str, at: str) -> None:
+    def slow(key: str, start: int, end: int) -> Any:
         fetched.append(key)
         time.sleep(0.3)
-        get_file(key, at)
+        return cat_file(key, start, end)
 
     for store in stores:
-        monkeypatch.setattr(store._files, "get_file", slow)
+        monkeypatch.setattr(store._files, "cat_file", slow)
     with ThreadPoolExecutor(4) as threads:
         paths = set(threads.map(lambda store: store.get(blob), stores))
     assert len(paths) == len(fetched) == 1
@@ -203,7 +203,7 @@ def test_what_fails_is_tried_again_a_few_times(store: RemoteBlobStore) -> None:
     flaky = store._files = Flaky(store._files, remote_blobs.ATTEMPTS - 1)
     blob = store.put(b"weights")
     flaky.failures = remote_blobs.ATTEMPTS
-    with pytest.raises(DependencyError, match=r"can't read blob|can't look for blob"):
+    with pytest.raises(DependencyError, match=r"can't read|can't look for blob"):
         store.get(blob)
     assert store.get(blob).read_bytes() == b"weights"
     flaky.failures = 1000
@@ -222,6 +222,52 @@ def test_a_store_that_does_not_answer_is_a_dependency(
     with pytest.raises(DependencyError, match=r"no answer within"):
         store.holds(blob)
     answered.set()
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_transfer_that_hangs_costs_the_limit_of_one_range(
+    store: RemoteBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the limit of the whole blob, it would cost more than 80 s."""
+    monkeypatch.setattr(remote_blobs, "CALL_S", 1.0)
+    monkeypatch.setattr(remote_blobs, "SLOWEST_BYTES_PER_S", 1000)
+    monkeypatch.setattr(remote_blobs, "RANGE_BYTES", 1000)
+    data = os.urandom(80_050)
+    blob = store.put(data)
+    fetched: list[int] = []
+    answered, cat_file = threading.Event(), store._files.cat_file
+
+    def hangs_once(key: str, start: int, end: int) -> Any:
+        fetched.append(start)
+        if start == 3000 and fetched.count(start) == 1:
+            answered.wait(60)
+        return cat_file(key, start, end)
+
+    monkeypatch.setattr(store._files, "cat_file", hangs_once)
+    began = time.monotonic()
+    assert store.get(blob).read_bytes() == data
+    assert time.monotonic() - began < 20
+    assert sorted(fetched) == sorted([*range(0, 80_050, 1000), 3000])
+    answered.set()
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("wrong", [b"", b"weight", b"weights" * 2])
+def test_a_range_with_another_length_is_read_again(
+    store: RemoteBlobStore, monkeypatch: pytest.MonkeyPatch, wrong: bytes
+) -> None:
+    blob = store.put(b"weights")
+    answers, cat_file = [wrong], store._files.cat_file
+
+    def short_once(key: str, start: int, end: int) -> Any:
+        return answers.pop() if answers else cat_file(key, start, end)
+
+    monkeypatch.setattr(store._files, "cat_file", short_once)
+    assert store.get(blob).read_bytes() == b"weights"
+    monkeypatch.setattr(store._files, "cat_file", lambda key, start, end: wrong)
+    blob = store.put(b"weightz")
+    with pytest.raises(DependencyError, match=f"{len(wrong)} of 7 bytes arrived"):
+        store.get(blob)
 
 
 @pytest.mark.usefixtures("soon")
