@@ -13,10 +13,11 @@ from safetensors.numpy import save
 
 from headrace.errors import BlobError, DependencyError
 from headrace.schemas.events import Adapter, Blob, PolicyPublished, WeightsDelta
+from headrace.services.base.blob_cache import UNUSED_S
 from headrace.services.inference.local_weights import LocalWeights, scratch_folder
 from headrace.services.models.blobs import BlobStore, LocalBlobStore
 from headrace.services.models.deltas import diff
-from headrace.services.models.remote_blobs import UNUSED_S, RemoteBlobStore
+from headrace.services.models.remote_blobs import RemoteBlobStore
 from headrace.services.models.weights import weights_digest
 
 ELEMENTS = 2000
