@@ -16,6 +16,7 @@ from headrace.schemas.events import Adapter, Blob, PolicyPublished, WeightsDelta
 from headrace.services.inference.engine import AdapterWeights, Weights
 from headrace.services.models.blobs import BlobStore, disk_errors
 from headrace.services.models.deltas import apply
+from headrace.services.models.remote_blobs import RemoteBlobStore
 from headrace.services.models.weights import weights_digest
 
 logger = logging.getLogger(__name__)
@@ -36,18 +37,18 @@ class LocalWeights:
 
     def weights(self, published: PolicyPublished) -> Weights:
         """Fetches a version, and the base if it is an adapter. Both are verified. Blocks."""
-        path = self.fetch(published)
-        if published.adapter is None:
-            return Weights(published.policy, published.version, path)
         adapter = published.adapter
+        if adapter is None:
+            return Weights(published.policy, published.version, self.fetch(published))
         weights = AdapterWeights(
+            # Before the fetch of the version, which removes unused blobs from this machine.
             base=self._base_of(adapter, published),
             digest=adapter.base_digest,
             rank=adapter.rank,
             alpha=adapter.alpha,
             targets=adapter.targets,
         )
-        return Weights(published.policy, published.version, path, weights)
+        return Weights(published.policy, published.version, self.fetch(published), weights)
 
     def fetch(self, published: PolicyPublished) -> Path:
         """Returns a local file with a version's verified weights, valid until the next call.
@@ -87,6 +88,8 @@ class LocalWeights:
             path = self._blobs.get(adapter.base)
             _verify(path, adapter.base_digest, f"{_name(published)} is an adapter of")
             self._base = adapter.base, path
+        elif isinstance(self._blobs, RemoteBlobStore):  # a folder's times say when a blob was put
+            self._blobs.keep(adapter.base)
         return self._base[1]
 
     def _missing(self, published: PolicyPublished) -> Sequence[WeightsDelta]:

@@ -11,21 +11,18 @@ fsspec (https://filesystem-spec.readthedocs.io/en/latest/features.html#configura
 
 from __future__ import annotations
 
-import fcntl
-import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from headrace.errors import BlobError, DependencyError, UsageError
 from headrace.schemas.events import Blob
+from headrace.services.base.blob_cache import BlobCache
 from headrace.services.base.concurrency import in_daemon_thread
-from headrace.services.base.files import file_digest, private_folder
 from headrace.services.models.blob_owners import BlobOwners, SmallFiles, StoredBlob
 from headrace.services.models.blobs import (
     BlobStore,
@@ -44,10 +41,8 @@ CALL_S = 30.0
 """Time limit of a call that transfers no blob."""
 SLOWEST_BYTES_PER_S = 1_000_000
 """A slower transfer fails."""
-LOCKED_S = 0.05
-"""Wait before another process's fetch of the same blob is looked at again."""
-UNUSED_S = 3600.0
-"""A blob that was not read for this long is removed from the local folder."""
+RANGE_BYTES = 64_000_000
+"""How many bytes of a blob are fetched with one call. They are held in memory."""
 
 
 def open_blob_store(url: str, cache: Path, owner: str | None) -> BlobStore:
@@ -75,7 +70,7 @@ class RemoteBlobStore(BlobStore, SmallFiles):
         """
         self._url = url
         self.owners = BlobOwners(self, owner)
-        self._cache = cache
+        self._cache = BlobCache(cache)
         try:
             # Imported here because the library comes with an extra.
             import fsspec  # type: ignore[import-untyped]
@@ -115,54 +110,47 @@ class RemoteBlobStore(BlobStore, SmallFiles):
 
         If several processes of a machine need a blob, one of them fetches it for all.
         """
-        path = self._cache / blob.sha256.hex()
-        if _is_whole(path, blob):
+        if path := self._cache.find(blob):
             return path
         self.verify(blob)
-        self._remove_unused()
-        with self._only_one(blob):
-            if not _is_whole(path, blob):
-                self._fetch(blob, path)
+        with disk_errors(
+            f"keep the {blob.size} bytes of blob {self._key(blob)} on the disk of this machine, in "
+            f"{self._cache.folder}"
+        ):
+            self._cache.remove_unused()
+            with self._cache.only_one(blob, CALL_S + blob.size / SLOWEST_BYTES_PER_S):
+                return self._cache.find(blob) or self._fetch(blob)
+
+    def keep(self, blob: Blob) -> None:
+        """Counts the local copy of a blob as used now, without reading it."""
+        self._cache.keep(blob)
+
+    def _fetch(self, blob: Blob) -> Path:
+        """Fetches one range after the other: if a call hangs, only its range is fetched again."""
+        key = self._key(blob)
+
+        def fetch(file: IO[bytes]) -> None:
+            for start in range(0, blob.size, RANGE_BYTES):
+                file.write(self._read(key, start, min(start + RANGE_BYTES, blob.size)))
+
+        path = self._cache.add(blob, fetch)
+        if path is None:
+            raise BlobError(
+                f"blob {key} of {self._url} is damaged: its bytes have another SHA-256 than "
+                "its name. Remove it from the store"
+            )
         return path
 
-    @contextmanager
-    def _only_one(self, blob: Blob) -> Iterator[None]:
-        """Lets the other processes that fetch a blob to this machine wait until the block ends.
+    def _read(self, key: str, start: int, end: int) -> bytes:
+        """Returns the bytes `start` to `end` (exclusive) of an object."""
 
-        They wait for as long as a transfer may take, and then go on. It may be fetched twice.
-        """
-        path = self._cache / f"{blob.sha256.hex()}.lock"
-        with ExitStack() as stack:
-            with disk_errors(f"write a lock to {self._cache}"):
-                lock = stack.enter_context(path.open("w"))
-            until_s = time.monotonic() + CALL_S + blob.size / SLOWEST_BYTES_PER_S
-            while time.monotonic() < until_s:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(LOCKED_S)
-                except OSError:  # some file systems have no locks
-                    break
-            yield
-            # Who waits at the removed file looks for the blob first, and finds it.
-            path.unlink(missing_ok=True)
+        def read() -> bytes:
+            data: bytes = self._files.cat_file(key, start=start, end=end)
+            if len(data) != end - start:
+                raise OSError(f"{len(data)} of {end - start} bytes arrived")
+            return data
 
-    def _fetch(self, blob: Blob, path: Path) -> None:
-        handle, name = tempfile.mkstemp(dir=self._cache, prefix="get-")
-        os.close(handle)
-        temporary = Path(name)
-        try:
-            key = self._key(blob)
-            self._call(f"read blob {key}", lambda: self._files.get_file(key, name), moves=blob.size)
-            if file_digest(temporary) != blob.sha256:
-                raise BlobError(
-                    f"blob {key} of {self._url} is damaged: its bytes have another SHA-256 than "
-                    "its name. Remove it from the store"
-                )
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        return self._call(f"read bytes {start} to {end} of blob {key}", read, moves=end - start)
 
     def holds(self, blob: Blob) -> bool:
         return self._stored_size(blob) == blob.size
@@ -265,15 +253,6 @@ class RemoteBlobStore(BlobStore, SmallFiles):
         except FileNotFoundError:
             return None
 
-    def _remove_unused(self) -> None:
-        """Removes blobs from the local folder that were not read for UNUSED_S."""
-        with disk_errors(f"keep blobs in {self._cache}"):
-            private_folder(self._cache)
-            for path in self._cache.iterdir():
-                with suppress(FileNotFoundError):  # another process removed it
-                    if path.stat().st_mtime < time.time() - UNUSED_S:
-                        path.unlink()
-
     def _call(self, action: str, work: Callable[[], T], moves: int = 0) -> T:
         """Runs `work`, which transfers `moves` bytes. If it fails, tries again a few times."""
         limit_s = CALL_S + moves / SLOWEST_BYTES_PER_S
@@ -293,12 +272,3 @@ class RemoteBlobStore(BlobStore, SmallFiles):
             f"can't {action} of the blob store {self._url}, {ATTEMPTS} times: {reason}. Check that "
             "the store is reachable and that the credentials are right"
         ) from failed
-
-
-def _is_whole(path: Path, blob: Blob) -> bool:
-    """Whether a local copy is there and undamaged. Then it counts as used now."""
-    with suppress(OSError):  # if the copy can't be read, the blob is fetched again
-        if path.stat().st_size == blob.size and file_digest(path) == blob.sha256:
-            os.utime(path)
-            return True
-    return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,12 @@ import pytest
 from safetensors.numpy import save
 
 from headrace.errors import BlobError, DependencyError
-from headrace.schemas.events import Blob, PolicyPublished, WeightsDelta
+from headrace.schemas.events import Adapter, Blob, PolicyPublished, WeightsDelta
+from headrace.services.base.blob_cache import UNUSED_S
 from headrace.services.inference.local_weights import LocalWeights, scratch_folder
-from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.blobs import BlobStore, LocalBlobStore
 from headrace.services.models.deltas import diff
+from headrace.services.models.remote_blobs import RemoteBlobStore
 from headrace.services.models.weights import weights_digest
 
 ELEMENTS = 2000
@@ -129,6 +132,51 @@ def test_a_sound_chain_to_a_wrong_digest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BlobError, match="was published as 0000"):
         scene.local.fetch(wrong)
     assert scene.fetch(2) == [0, 1, 2]
+
+
+def adapter_of(base: bytes, version: int, blobs: BlobStore) -> PolicyPublished:
+    """A version of an adapter, whole."""
+    blob, made = blobs.put(base), weights(version)
+    return PolicyPublished(
+        policy="p", version=version, status="trained", digest=weights_digest(made),
+        full=blobs.put(made), full_version=version,
+        adapter=Adapter(
+            base=blob, base_digest=weights_digest(base), rank=1, alpha=1.0, targets=("a",)
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("apart_s", [UNUSED_S / 12, 2 * UNUSED_S])
+def test_a_base_stays_on_the_machine_while_its_adapters_are_served(
+    tmp_path: Path, apart_s: float
+) -> None:
+    pytest.importorskip("fsspec", reason="the extra `remote` is not installed")
+    cache = tmp_path / "cache"
+    blobs = RemoteBlobStore(f"local://{tmp_path}/remote", cache)
+    local = LocalWeights(blobs, tmp_path / "scratch" / "p")
+    base = save({"a": np.ones(ELEMENTS, dtype=np.uint16)})
+    served = [local.weights(adapter_of(base, 0, blobs))]
+    assert served[0].adapter is not None
+    fetched_as = served[0].adapter.base.stat().st_ino
+    for version in range(1, 15):
+        for path in cache.iterdir():  # time passes
+            status = path.stat()
+            os.utime(path, (status.st_atime - apart_s, status.st_mtime - apart_s))
+        now = local.weights(adapter_of(base, version, blobs))
+        assert now.adapter is not None
+        assert now.adapter.base.stat().st_ino == fetched_as
+
+
+def test_a_base_in_a_folder_keeps_the_time_when_it_was_put(tmp_path: Path) -> None:
+    blobs = LocalBlobStore(tmp_path / "blobs")
+    local = LocalWeights(blobs, tmp_path / "scratch" / "p")
+    published = [adapter_of(weights(9), version, blobs) for version in range(2)]
+    long_ago = time.time() - 10_000
+    adapter = local.weights(published[0]).adapter
+    assert adapter is not None
+    os.utime(adapter.base, (long_ago, long_ago))
+    local.weights(published[1])
+    assert adapter.base.stat().st_mtime == pytest.approx(long_ago, abs=1)
 
 
 def test_a_disk_that_takes_nothing_is_a_dependency(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import stat
 import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 
 from headrace.errors import BlobError, DependencyError
 from headrace.schemas.events import Blob
+from headrace.services.base.blob_cache import UNUSED_S
 from headrace.services.models import remote_blobs
 from headrace.services.models.remote_blobs import RemoteBlobStore, open_blob_store
 
@@ -73,13 +76,13 @@ def test_what_was_got_is_not_fetched_again_unless_it_is_damaged(
     blob = store.put(b"weights")
     path = store.get(blob)
     fetched: list[str] = []
-    get_file = store._files.get_file
+    cat_file = store._files.cat_file
 
-    def noted(key: str, at: str) -> None:
+    def noted(key: str, start: int, end: int) -> Any:
         fetched.append(key)
-        get_file(key, at)
+        return cat_file(key, start, end)
 
-    monkeypatch.setattr(store._files, "get_file", noted)
+    monkeypatch.setattr(store._files, "cat_file", noted)
     assert store.get(blob) == path
     assert not fetched
     path.write_bytes(b"weightz")
@@ -93,15 +96,15 @@ def test_one_worker_of_a_machine_fetches_a_blob_for_all(
     stores = [RemoteBlobStore(url, tmp_path / "cache") for _ in range(4)]
     blob = stores[0].put(b"weights" * 1000)
     fetched: list[str] = []
-    get_file = stores[0]._files.get_file
+    cat_file = stores[0]._files.cat_file
 
-    def slow(key: str, at: str) -> None:
+    def slow(key: str, start: int, end: int) -> Any:
         fetched.append(key)
         time.sleep(0.3)
-        get_file(key, at)
+        return cat_file(key, start, end)
 
     for store in stores:
-        monkeypatch.setattr(store._files, "get_file", slow)
+        monkeypatch.setattr(store._files, "cat_file", slow)
     with ThreadPoolExecutor(4) as threads:
         paths = set(threads.map(lambda store: store.get(blob), stores))
     assert len(paths) == len(fetched) == 1
@@ -115,7 +118,7 @@ def test_a_fetch_that_fails_is_made_by_the_next_worker(
     blob = stores[0].put(b"weights")
     entered = threading.Event()
 
-    def stuck(_: Blob, __: Path) -> None:
+    def stuck(_: Blob) -> None:
         entered.set()
         time.sleep(0.2)
         raise DependencyError("the store is gone")
@@ -137,19 +140,54 @@ def test_a_process_that_is_stopped_in_a_fetch_delays_the_others_for_a_bounded_ti
     store = RemoteBlobStore(url, tmp_path / "cache")
     blob = store.put(b"weights")
     (tmp_path / "cache").mkdir()
-    with store._only_one(blob):
+    with store._cache.only_one(blob, wait_s=0):
         assert RemoteBlobStore(url, tmp_path / "cache").get(blob).read_bytes() == b"weights"
 
 
 def test_unused_blobs_leave_the_machine(store: RemoteBlobStore) -> None:
     old, used, new = (store.put(data) for data in (b"old", b"used", b"new"))
-    long_ago = time.time() - remote_blobs.UNUSED_S - 1
+    long_ago = time.time() - UNUSED_S - 1
     for blob in (old, used):
         os.utime(store.get(blob), (long_ago, long_ago))
     store.get(used)
     path = store.get(new)
     assert {one.read_bytes() for one in path.parent.iterdir()} == {b"used", b"new"}
     assert store.get(old).read_bytes() == b"old"
+
+
+def test_a_disk_that_fills_up_is_named_and_the_blob_is_not_fetched_again(
+    store: RemoteBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = store.put(b"weights")
+    reads: list[str] = []
+    cat_file = store._files.cat_file
+
+    def noted(key: str, start: int, end: int) -> Any:
+        reads.append(key)
+        return cat_file(key, start, end)
+
+    monkeypatch.setattr(store._files, "cat_file", noted)
+    monkeypatch.setattr(store._cache, "_new_part", partial(Path("/dev/full").open, "wb"))
+    with pytest.raises(
+        DependencyError, match=r"disk of this machine, in .*: .*No space left.* Free some space"
+    ):
+        store.get(blob)
+    assert len(reads) == 1
+
+
+def test_nothing_is_fetched_if_the_disk_has_too_little_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RemoteBlobStore(f"local://{tmp_path}/remote", tmp_path / "cache")
+    size = shutil.disk_usage(tmp_path).free + (1 << 36)
+    blob = Blob(sha256=bytes(32), size=size)
+    stored = Path(store._key(blob))
+    stored.parent.mkdir(parents=True)
+    stored.touch()
+    os.truncate(stored, size)  # a file with a hole takes no space
+    monkeypatch.setattr(store._files, "cat_file", None)
+    with pytest.raises(DependencyError, match=r"disk of this machine.* is full, only \d+ bytes"):
+        store.get(blob)
 
 
 @pytest.mark.parametrize("damage", [b"weightz", b"weight", b""])
@@ -203,7 +241,7 @@ def test_what_fails_is_tried_again_a_few_times(store: RemoteBlobStore) -> None:
     flaky = store._files = Flaky(store._files, remote_blobs.ATTEMPTS - 1)
     blob = store.put(b"weights")
     flaky.failures = remote_blobs.ATTEMPTS
-    with pytest.raises(DependencyError, match=r"can't read blob|can't look for blob"):
+    with pytest.raises(DependencyError, match=r"can't read|can't look for blob"):
         store.get(blob)
     assert store.get(blob).read_bytes() == b"weights"
     flaky.failures = 1000
@@ -225,6 +263,52 @@ def test_a_store_that_does_not_answer_is_a_dependency(
 
 
 @pytest.mark.usefixtures("soon")
+def test_a_transfer_that_hangs_costs_the_limit_of_one_range(
+    store: RemoteBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the limit of the whole blob, it would cost more than 80 s."""
+    monkeypatch.setattr(remote_blobs, "CALL_S", 1.0)
+    monkeypatch.setattr(remote_blobs, "SLOWEST_BYTES_PER_S", 1000)
+    monkeypatch.setattr(remote_blobs, "RANGE_BYTES", 1000)
+    data = os.urandom(80_050)
+    blob = store.put(data)
+    fetched: list[int] = []
+    answered, cat_file = threading.Event(), store._files.cat_file
+
+    def hangs_once(key: str, start: int, end: int) -> Any:
+        fetched.append(start)
+        if start == 3000 and fetched.count(start) == 1:
+            answered.wait(60)
+        return cat_file(key, start, end)
+
+    monkeypatch.setattr(store._files, "cat_file", hangs_once)
+    began = time.monotonic()
+    assert store.get(blob).read_bytes() == data
+    assert time.monotonic() - began < 20
+    assert sorted(fetched) == sorted([*range(0, 80_050, 1000), 3000])
+    answered.set()
+
+
+@pytest.mark.usefixtures("soon")
+@pytest.mark.parametrize("wrong", [b"", b"weight", b"weights" * 2])
+def test_a_range_with_another_length_is_read_again(
+    store: RemoteBlobStore, monkeypatch: pytest.MonkeyPatch, wrong: bytes
+) -> None:
+    blob = store.put(b"weights")
+    answers, cat_file = [wrong], store._files.cat_file
+
+    def short_once(key: str, start: int, end: int) -> Any:
+        return answers.pop() if answers else cat_file(key, start, end)
+
+    monkeypatch.setattr(store._files, "cat_file", short_once)
+    assert store.get(blob).read_bytes() == b"weights"
+    monkeypatch.setattr(store._files, "cat_file", lambda key, start, end: wrong)
+    blob = store.put(b"weightz")
+    with pytest.raises(DependencyError, match=f"{len(wrong)} of 7 bytes arrived"):
+        store.get(blob)
+
+
+@pytest.mark.usefixtures("soon")
 def test_an_upload_that_arrives_in_part_is_not_stored(
     store: RemoteBlobStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,5 +323,5 @@ def test_a_cache_that_takes_nothing_is_a_dependency(url: str, tmp_path: Path) ->
     (tmp_path / "file").write_text("no folder")
     store = RemoteBlobStore(url, tmp_path / "file")
     blob = store.put(b"weights")
-    with pytest.raises(DependencyError, match="can't keep blobs"):
+    with pytest.raises(DependencyError, match="can't keep the 7 bytes of blob"):
         store.get(blob)
