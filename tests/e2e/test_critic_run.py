@@ -32,6 +32,8 @@ CHANGES = (
 KILLED_AT = 40
 """The versions before the kill. By then the lockstep loop has a mean reward of 0.4."""
 STEP = 20
+AROUND = 5
+"""The values of one batch of 128 episodes differ by 0.2 from the next one's."""
 GONE_S = 10.0
 """A bound for the end of a process that was killed."""
 RUN_S = 1_200.0
@@ -84,15 +86,16 @@ def assert_learned(facts: Facts, killed: float) -> None:
     print(f"mean rewards of {STEP} versions: {[round(one, 2) for one in steps]}")
     assert fmean(rewards[:5]) < 0.2
     versions = facts.in_order(PolicyPublished)
-    before = [one.event for one in versions if one.recorded_at <= killed][-1]
-    first = next(
-        one.event
-        for one in versions
-        if one.recorded_at > killed and one.event.version > before.version
-    )
-    for one in (before, first):
-        print(f"version {one.version}: {one.metrics}")
+    before = [one.event for one in versions if one.recorded_at <= killed][-AROUND:]
+    later = [one.event for one in versions if one.recorded_at > killed]
+    after = [one for one in later if one.version > before[-1].version][:AROUND]
+    for one in (*before, *after):
+        values = {name: round(one.metrics[name], 2) for name in ("value_mean", "return_mean")}
+        print(f"version {one.version}: {values}")
+    for some in (before, after):
+        assert len(some) == AROUND
+        returns = fmean(one.metrics["return_mean"] for one in some)
+        assert returns > 0.3
+        assert fmean(one.metrics["value_mean"] for one in some) == pytest.approx(returns, abs=0.15)
     # The values of a new critic are 0.
-    for one in (before, first):
-        assert one.metrics["return_mean"] > 0.3
-        assert one.metrics["value_mean"] == pytest.approx(one.metrics["return_mean"], abs=0.15)
+    assert after[0].metrics["value_mean"] > after[0].metrics["return_mean"] / 2
