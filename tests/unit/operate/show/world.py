@@ -40,7 +40,7 @@ from headrace.services.log.log_reader import Patience
 from tests.memory.memory_broker import MemoryCluster
 from tests.memory.memory_registry import MemoryRegistry
 
-BOUND_S = 20.0
+BOUND_S = 120.0
 SAMPLES = 2
 DIGEST = bytes(16)
 TOPICS = Topics("test", ("default",), 3)
