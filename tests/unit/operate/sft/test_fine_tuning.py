@@ -281,6 +281,13 @@ def test_the_learning_rate_reaches_its_highest_and_then_falls(
     assert rates == pytest.approx(expected)
 
 
+def test_what_saves_memory_in_a_run_saves_it_here() -> None:
+    saving = {"offload": True, "activation_checkpointing": True, "max_tokens": 77}
+    training = a_job(policy=a_policy(device="auto", **saving)).policy.training
+    assert training is not None
+    assert training.model_dump(include=set(saving)) == saving
+
+
 def test_a_warmup_must_end() -> None:
     with pytest.raises(UsageError, match="--warmup 99 do not fit 8 updates"):
         a_job(warmup=99)
