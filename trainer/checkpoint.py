@@ -5,11 +5,15 @@ SHA-256. The state is `state.safetensors`, or the folder `state` if several proc
 it, each its shards. All of it is written under another name, synced to disk and renamed. So if a
 process or the machine dies at any moment, either the complete checkpoint exists or the one before
 it does.
-This module does not import torch.
+
+Only the learner's state itself has to be written before training goes on. The rest, which is
+hashing and syncing, reads no memory of the learner, so `Checkpoints.write` returns it as work for
+another thread. This module does not import torch.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -17,6 +21,8 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +36,8 @@ logger = logging.getLogger(__name__)
 STATE = "state.safetensors"
 SHARDS = "state"
 MANIFEST = "manifest.json"
+HASHING_THREADS = 8
+"""How many files of one checkpoint are hashed at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +87,44 @@ class Checkpoints:
                 shutil.rmtree(folder)
 
     def save(self, checkpoint: Checkpoint, write_state: Callable[[Path], None]) -> None:
-        """Removes what interrupted saves have left, writes a checkpoint, and removes old ones.
+        """Does what `write` does, and then what it returns."""
+        self.write(checkpoint, write_state)()
+
+    def write(
+        self, checkpoint: Checkpoint, write_state: Callable[[Path], None]
+    ) -> Callable[[], None]:
+        """Removes what interrupted saves have left, and writes the state of a checkpoint.
 
         `write_state` writes the learner's state to the path that it is given: a file, or a folder
-        if there are several processes. Raises DependencyError if the disk can't take the
-        checkpoint.
+        if there are several processes. Returns what completes the checkpoint and then removes old
+        ones. Only when that has returned is the checkpoint there. Any thread may call it, once, and
+        before the next `write`. Both raise DependencyError if the disk can't take the checkpoint.
         """
-        try:
+        with self._full_disk():
             self._folder.mkdir(parents=True, exist_ok=True)
             self.remove_partial()  # It may take the room that this checkpoint needs.
             partial = Path(tempfile.mkdtemp(dir=self._folder, prefix="partial-"))
             try:
                 write_state(partial / (STATE if checkpoint.processes == 1 else SHARDS))
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+        return functools.partial(self._complete, checkpoint, partial)
+
+    def _complete(self, checkpoint: Checkpoint, partial: Path) -> None:
+        folder = self._folder / f"v{checkpoint.version:012d}"
+        with self._full_disk():
+            try:
                 _write_manifest(checkpoint, partial)
-                folder = self._folder / f"v{checkpoint.version:012d}"
                 self._install(partial, folder)
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
             self._prune(folder)
+
+    @contextmanager
+    def _full_disk(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise DependencyError(
                 f"can't write a checkpoint to {self._folder}: {error}. Free space on that disk, or "
@@ -168,7 +196,11 @@ def _state_digest(state: Path) -> str:
     """Returns the SHA-256 of the state's file, or of the names and the SHA-256 of its files."""
     if not state.is_dir():
         return file_digest(state).hex()
-    files = {path.name: file_digest(path).hex() for path in state.iterdir()}
+    paths = list(state.iterdir())
+    # hashlib releases the interpreter's lock, so the files are hashed at the same time.
+    with ThreadPoolExecutor(HASHING_THREADS) as threads:
+        digests = list(threads.map(file_digest, paths))
+    files = {path.name: digest.hex() for path, digest in zip(paths, digests, strict=True)}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 

@@ -292,7 +292,7 @@ class Learner:
         """
         maximum = self._settings.max_grad_norm
         norm = whole_tensor(torch.nn.utils.clip_grad_norm_(self._parameters, maximum))
-        totals.add_update(norm)
+        totals.add_update(norm, plan.read)
         if self._critic is not None:
             if plan.returns is not None:
                 self._critic.share_gradient(self._ranks)

@@ -71,8 +71,12 @@ class Trainer:
         self._numbers = count()
         self._warned = False
         """Whether it said that the learning rate is 0."""
+        self._begun = 0
+        """The version of the newest checkpoint that was begun."""
+        self._completing: asyncio.Task[None] | None = None
+        """Completes that checkpoint in the background."""
         self._save_s = 0.0
-        """How long the last checkpoint took to write, in seconds. 0 until one is written."""
+        """How long the last checkpoint took, in seconds. 0 until one is complete."""
         self._save_by = math.inf
         """When checkpoints must be written, by the event loop's clock."""
 
@@ -92,8 +96,11 @@ class Trainer:
             await self._session.begin(self._weights)
             await self._train_all(stopping)
             await self._save()
+            await self._complete_checkpoint()
         finally:
             stopping.cancel()
+            if self._completing is not None:  # Training has failed, and needs it all the more.
+                await asyncio.gather(self._completing, return_exceptions=True)
             await self._session.aclose()
 
     async def _stop(self) -> bool:
@@ -141,7 +148,10 @@ class Trainer:
                 **await self._logprobs(prepared, status),
             }
             await self._session.complete(prepared, status, self._weights, metrics, **fields)
-            if self._session.version - self._session.saved >= self._settings.checkpoint_every:
+            if self._completing is not None and self._completing.done():
+                await self._complete_checkpoint()
+            newest = max(self._session.saved, self._begun)
+            if self._session.version - newest >= self._settings.checkpoint_every:
                 await self._save()
 
     async def _logprobs(self, prepared: PreparedBatch, status: Status) -> dict[str, bytes]:
@@ -206,9 +216,11 @@ class Trainer:
     async def _save(self) -> None:
         """Writes a checkpoint of the current version, if it is published and has none yet.
 
-        Writes none if the process is to stop, and the last one took longer than the time that is
-        left: it would be interrupted.
+        Training goes on as soon as the learner's state is written, and the checkpoint is completed
+        in the background. Writes none if the process is to stop, and the last one took longer than
+        the time that is left: it would be interrupted.
         """
+        await self._complete_checkpoint()
         checkpoint = await self._session.checkpoint()
         if checkpoint is None or checkpoint.version == self._session.saved:
             return
@@ -223,8 +235,21 @@ class Trainer:
             )
             return
         checkpoint = replace(checkpoint, processes=self._learner.processes)
-        await self._in_thread(lambda: self._checkpoints.save(checkpoint, self._learner.save))
-        self._session.saved, self._save_s = checkpoint.version, loop.time() - began
+        complete = await self._in_thread(
+            lambda: self._checkpoints.write(checkpoint, self._learner.save)
+        )
+
+        async def rest() -> None:
+            await asyncio.to_thread(complete)
+            self._session.saved, self._save_s = checkpoint.version, loop.time() - began
+
+        self._begun, self._completing = checkpoint.version, asyncio.create_task(rest())
+
+    async def _complete_checkpoint(self) -> None:
+        """Waits until the checkpoint that was begun is complete. Raises its error if it failed."""
+        if self._completing is not None:
+            await self._completing
+            self._completing = None
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._torch_thread, work)

@@ -34,6 +34,8 @@ class UpdatePlan:
         self.weights = torch.from_numpy(weights).to(device)
         """[T] float32: the factor of each token's term in the loss."""
         self.sequences = update.sequences
+        self.read = sum(len(one.tokens) for one in update.sequences)
+        """How many tokens the model reads for the update, without padding, over all ranks."""
         self._all = _all_tokens(update, counts, device)
         self.demonstrated = torch.from_numpy(
             np.concatenate([one.demonstrated for one in update.sequences])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from headrace.trainer import loop
+from headrace.errors import DependencyError
+from headrace.services.base.files import file_digest
+from headrace.trainer import checkpoint, loop
 from headrace.trainer.checkpoint import Checkpoints
 from headrace.trainer.learner import Learner
 from tests.integration.test_trainer import Bench, on_memory
@@ -52,5 +56,55 @@ def test_a_trainer_removes_interrupted_checkpoints_when_it_starts(tmp_path: Path
         async with bench.training(killed=True):
             await bench.published(until=0)
             assert not left.exists()
+
+    on_memory(scenario, tmp_path)
+
+
+def test_training_goes_on_while_a_checkpoint_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go = threading.Event()
+
+    def slow(path: Path) -> bytes:
+        assert go.wait(60)
+        return file_digest(path)
+
+    monkeypatch.setattr(checkpoint, "file_digest", slow)
+
+    async def scenario(bench: Bench) -> None:
+        folder = bench.state / "checkpoints" / "learner"
+        for version in range(1, 4):
+            await bench.submit(version)
+        async with bench.training():
+            async with asyncio.timeout(50):
+                first = await bench.published(until=3)  # There is a checkpoint every 2 versions.
+            assert Checkpoints(folder, 2).versions() == []
+            go.set()
+        assert Checkpoints(folder, 2).versions() == [3, 2]
+        await bench.submit(4)
+        assert [one.digest for one in await bench.train(4)][:-1] == [one.digest for one in first]
+
+    on_memory(scenario, tmp_path)
+
+
+def test_a_checkpoint_that_can_not_be_completed_ends_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: Path) -> bytes:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "file_digest", fail)
+
+    async def scenario(bench: Bench) -> None:
+        for version in range(1, 4):
+            await bench.submit(version)
+
+        async def to_its_end() -> None:
+            async with bench.training() as trainer, asyncio.timeout(60):
+                await trainer
+
+        with pytest.raises(DependencyError, match="can't write a checkpoint"):
+            await to_its_end()
+        assert list((bench.state / "checkpoints" / "learner").iterdir()) == []
 
     on_memory(scenario, tmp_path)

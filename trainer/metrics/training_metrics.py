@@ -27,7 +27,7 @@ class Totals:
         self._loss = torch.zeros(())
         self._norm = torch.zeros(())
         self._critic_norms: list[Tensor] = []
-        self._updates = 0
+        self._updates = self._read = 0
         self._meant = self._clipped = 0
         """Of the current update: tokens with an advantage, and those without a gradient."""
         self._masked = 0
@@ -97,10 +97,14 @@ class Totals:
         """Adds the critic's loss for a micro-batch's sampled tokens, [N]."""
         self._sums["value_loss"] = self._sums.get("value_loss", 0) + terms.sum().cpu()
 
-    def add_update(self, norm: Tensor) -> None:
-        """Adds an update by the norm of its gradient before clipping, a scalar."""
+    def add_update(self, norm: Tensor, read: int) -> None:
+        """Adds an update by the norm of its gradient before clipping, a scalar.
+
+        `read` is how many tokens its sequences have, over all ranks.
+        """
         self._norm = torch.maximum(self._norm, norm.cpu())
         self._updates += 1
+        self._read += read
         meant, clipped = self._ranks.sum(torch.tensor([self._meant, self._clipped])).tolist()
         self._masked += 0 < meant == clipped
         self._meant = self._clipped = 0
@@ -144,7 +148,8 @@ class Totals:
         `loss` is a mean over updates, `grad_norm` and `importance_max` are maxima, `learning_rate`
         is that of the last update and absent if there was none with a gradient, `masked_updates`
         counts the updates in which the loss clipped or masked every token, `tokens` and
-        `demonstrated_tokens` are counts, of each epoch again. Those of `_engine_metrics` are over
+        `demonstrated_tokens` are counts, of each epoch again, and so is `tokens_read`, the number
+        of all tokens that the sequences have. Those of `_engine_metrics` are over
         fresh tokens. A critic adds those of `value_metrics`, the mean `value_loss`, and the maximum
         `critic_grad_norm`. The others are means over sampled tokens (`kl`, `reference_kl`,
         `teacher_kl` and `entropy` in nats), but `cross_entropy`, in nats, is a mean over
@@ -160,6 +165,7 @@ class Totals:
             "grad_norm": float(self._norm),
             "importance_max": float(self._importance_max),
             "tokens": float(self._sampled + self._demonstrated),
+            "tokens_read": float(self._read),
             **{name: float(value) / self._sampled for name, value in self._sums.items()},
             **self.known,
         }

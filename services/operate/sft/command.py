@@ -188,20 +188,26 @@ def _run(
     from headrace.services.operate.export.model_export import check_target
     from headrace.services.operate.sft.gather_data import gather
     from headrace.services.operate.sft.run_sft import run_sft
-    from headrace.services.operate.sft.sft_checkpoints import check_checkpoints, drop_checkpoints
+    from headrace.services.operate.sft.sft_checkpoints import (
+        check_checkpoints,
+        drop_checkpoints,
+        sole_writer,
+    )
     from headrace.services.operate.sft.sft_job import make_job
     from headrace.services.operate.sft.sft_view import SftStatus, SftView
 
     check_target(target.folder, target.force)
-    check_checkpoints(target.checkpoints)
-    data = asyncio.run(gather(wanted, cluster, say_unless(quiet)))
-    job = make_job(data.name, data.policy, data.examples.sequences, learning)
-    if restart:
-        drop_checkpoints(target.checkpoints)
-    status = SftStatus(target.folder.name)
-    view = SftView(status, Console(stderr=True, quiet=quiet))
-    facts = {**data.facts, "held_out": len(job.plan.held_out)}
-    return asyncio.run(run_sft(job, target, facts, view, status))
+    say = say_unless(quiet)
+    with sole_writer(target.folder, say):
+        check_checkpoints(target.checkpoints)
+        data = asyncio.run(gather(wanted, cluster, say))
+        job = make_job(data.name, data.policy, data.examples.sequences, learning)
+        if restart:
+            drop_checkpoints(target.checkpoints)
+        status = SftStatus(target.folder.name)
+        view = SftView(status, Console(stderr=True, quiet=quiet))
+        facts = {**data.facts, "held_out": len(job.plan.held_out)}
+        return asyncio.run(run_sft(job, target, facts, view, status))
 
 
 def _summary(facts: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.errors import HeadraceError, UsageError
 from headrace.services.operate.sft.sft_checkpoints import read_figures, write_figures
 from headrace.services.operate.sft.sft_plan import SftPlan
+from headrace.services.operate.sft.sft_stop import SftStop
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints
 from headrace.trainer.sequences import (
     NothingFits,
@@ -60,6 +61,8 @@ class SftProgress:
     """How many of them a checkpoint had."""
     dropped: int = 0
     """How many sequences did not fit into the memory."""
+    saved: int | None = None
+    """How many updates the newest checkpoint has. None without a checkpoint."""
 
     def facts(self) -> dict[str, Any]:
         """Returns the figures of a fine-tuning that is done, for its `headrace.json`."""
@@ -83,7 +86,7 @@ class SftProgress:
         for name in _KEPT:
             setattr(self, name, kept[name])
         self.held_out = [(int(at), float(value)) for at, value in self.held_out]
-        self.done = self.continued = done
+        self.done = self.continued = self.saved = done
         self.tokens_before = self.tokens
 
     @property
@@ -124,7 +127,6 @@ class FineTuning:
         self._checkpoints = checkpoints
         self._digest = digest
         self._progress = progress
-        self._saved = -1
         self._clock = clock
         self._saved_at = clock()
         self._save_s = 0.0
@@ -134,41 +136,47 @@ class FineTuning:
         """Continues from a checkpoint. Raises UsageError if its figures can't be read."""
         self._progress.restore(checkpoint.version, read_figures(state))
         self._learner.load(state)
-        self._saved = checkpoint.version
 
-    def run(
-        self,
-        stopping: threading.Event,
-        cut: threading.Event,
-        say: Callable[[str], None],
-    ) -> bool:
+    def run(self, stop: SftStop, say: Callable[[str], None]) -> bool:
         """Makes the updates that are left. Returns whether all are made and measured now.
 
-        Stops before the next update if `stopping` is set, and within an update, which it then
-        drops, if `cut` is. Writes a checkpoint now and then, and in the end. Raises HeadraceError
-        if an update can't be made.
+        Stops before the next update if `stop.stopping` is set, and within an update, which it then
+        drops, if `stop.cut` is. Writes a checkpoint now and then, and in the end, but none that
+        would take longer than `stop.save_by`. Raises HeadraceError if an update can't be made.
         """
         progress = self._progress
         ends = {0, *progress.epoch_ends}
         try:
             if progress.done in ends - dict(progress.held_out).keys():
-                self._measure(cut, say)
-            while progress.done < len(self._updates) and not stopping.is_set():
-                self._update(cut, say)
+                self._measure(stop.cut, say)
+            while progress.done < len(self._updates) and not stop.stopping.is_set():
+                self._update(stop.cut, say)
                 if progress.done in ends:
-                    self._measure(cut, say)
-                if self._clock() - self._saved_at >= max(SAVE_S, SAVE_SHARE * self._save_s):
+                    self._measure(stop.cut, say)
+                least_s = max(SAVE_S, SAVE_SHARE * self._save_s)
+                if self._clock() - self._saved_at >= least_s and not stop.stopping.is_set():
                     self.save()
         except Stopped:
-            self.save()
+            self._save_last(stop, say)
             return False
-        self.save()
+        self._save_last(stop, say)
         return progress.done == len(self._updates)
+
+    def _save_last(self, stop: SftStop, say: Callable[[str], None]) -> None:
+        """Writes a checkpoint, unless the one before took longer than the time that is left."""
+        if self._clock() + self._save_s <= stop.save_by:
+            self.save()
+        elif self._progress.done != self._progress.saved:
+            say(
+                f"no checkpoint of update {self._progress.done} is written, because the last one "
+                f"took {self._save_s:.1f} s, and the process must end before that. Ctrl-C or "
+                "SIGINT, instead of SIGTERM, waits for it"
+            )
 
     def save(self) -> None:
         """Writes a checkpoint, if updates were made since the last one."""
         done = self._progress.done
-        if done == self._saved:
+        if done == self._progress.saved:
             return
         checkpoint = Checkpoint(done, done, self._digest, self._learner.processes)
 
@@ -178,7 +186,7 @@ class FineTuning:
 
         began = self._clock()
         self._checkpoints.save(checkpoint, write)
-        self._saved, self._saved_at = done, self._clock()
+        self._progress.saved, self._saved_at = done, self._clock()
         self._save_s = self._saved_at - began
 
     def _update(self, cut: threading.Event, say: Callable[[str], None]) -> None:

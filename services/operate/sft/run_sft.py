@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from headrace.errors import Interrupted, UsageError
@@ -18,9 +18,9 @@ from headrace.services.operate.sft.fine_tuning import FineTuning, SftProgress
 from headrace.services.operate.sft.sft_checkpoints import drop_checkpoints, find_checkpoint
 from headrace.services.operate.sft.sft_job import SftJob, SftTarget
 from headrace.services.operate.sft.sft_model import write_model
+from headrace.services.operate.sft.sft_stop import stop_on_signals
 from headrace.services.operate.sft.sft_view import SftStatus, SftView
 from headrace.trainer.checkpoint import Checkpoints
-from headrace.trainer.loop import FINISH_S
 from headrace.trainer.ranks.rank_group import outside_rank
 from headrace.trainer.ranks.with_learner import AnyLearner, with_learner
 
@@ -48,6 +48,7 @@ async def run_sft(
     await asyncio.to_thread(checkpoints.remove_partial)
     progress = SftProgress(len(job.plan.updates), job.plan.epoch_ends)
     written: list[dict[str, Any]] = []
+    unfinished: list[Path] = []
 
     async def work(learner: AnyLearner, thread: ThreadPoolExecutor) -> None:
         def call(task: Callable[[], T]) -> asyncio.Future[T]:
@@ -58,10 +59,11 @@ async def run_sft(
             await call(partial(tuning.resume, *found))
             view.say(f"continues after update {progress.done} of {progress.updates}")
         status.begin(progress)
-        if await call(partial(tuning.run, stopping, cut, view.say)):
+        if await call(partial(tuning.run, stop, view.say)):
             status.phase = "writing the model"
             told = {**facts, **progress.facts()}
             with beside(target.folder) as temporary:
+                unfinished.append(temporary)
                 weights = temporary / "weights"
                 await call(partial(learner.write_weights, weights))
                 made = await asyncio.to_thread(
@@ -69,44 +71,32 @@ async def run_sft(
                 )
             written.append(made)
 
-    async with _signals(view) as (stopping, cut), _refreshing(view):
+    clean = partial(_clean, view, unfinished)
+    async with stop_on_signals(view.say, clean) as stop, _refreshing(view):
         await with_learner(
             model_folder(job.policy.model, weights=True), job.policy, training.processes, work
         )
     if not written:
         raise Interrupted(
-            f"stopped after update {progress.done} of {progress.updates}. The checkpoint is in "
-            f"{target.checkpoints}: the same command continues from it"
+            f"stopped after update {progress.done} of {progress.updates}. "
+            + _continuation(progress, target)
         )
     drop_checkpoints(target.checkpoints)
     return written[0]
 
 
-@asynccontextmanager
-async def _signals(view: SftView) -> AsyncIterator[tuple[threading.Event, threading.Event]]:
-    """Yields an event for the wish to stop, and one for the wish to stop within an update.
+def _clean(view: SftView, unfinished: Sequence[Path]) -> None:
+    view.close()
+    for folder in unfinished:
+        shutil.rmtree(folder, ignore_errors=True)
 
-    The second one follows the first after FINISH_S, or at once if the signal comes again.
-    """
-    stopping, cut = threading.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
 
-    def on_signal() -> None:
-        if stopping.is_set():
-            cut.set()
-            return
-        view.say("stopping: this update is finished first, and a checkpoint is written")
-        stopping.set()
-        loop.call_later(FINISH_S, cut.set)
-
-    signals = (signal.SIGINT, signal.SIGTERM)
-    for one in signals:
-        loop.add_signal_handler(one, on_signal)
-    try:
-        yield stopping, cut
-    finally:
-        for one in signals:
-            loop.remove_signal_handler(one)
+def _continuation(progress: SftProgress, target: SftTarget) -> str:
+    """Says where the same command goes on after an interruption."""
+    if progress.saved is None:
+        return "No checkpoint was written: the same command begins from the start"
+    after = "it" if progress.saved == progress.done else f"it, after update {progress.saved}"
+    return f"The checkpoint is in {target.checkpoints}: the same command continues from {after}"
 
 
 @asynccontextmanager

@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import UsageError
 from headrace.services.base.files import sync_path
+from headrace.services.models.blobs import disk_errors
 from headrace.services.operate.sft.sft_job import SftJob
+from headrace.services.operate.track.tracker import lock_output
 from headrace.trainer.checkpoint import Checkpoint, Checkpoints
 
 PROGRESS = "progress.json"
 """The file of a checkpoint with the figures of all updates so far."""
 _OURS = re.compile(r"v\d+|partial-.*")
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
+"""How file systems say that they have no locks."""
+
+
+@contextmanager
+def sole_writer(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Keeps other fine-tunings from writing the model folder `folder` while the block runs.
+
+    Raises UsageError if another process does. If the file system has no locks, says so.
+    """
+    path = folder.with_name(f"{folder.name}.lock")
+    while True:
+        with disk_errors(f"lock {path}"):
+            file = path.open("wb")
+        with file:
+            try:
+                lock_output(file, folder)
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                say(f"{path} can't be locked: {error.strerror}. Start no second one with this --to")
+            if not os.fstat(file.fileno()).st_nlink:
+                continue  # The process before has just ended, and has removed this file.
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
 
 
 def check_checkpoints(folder: Path) -> None:

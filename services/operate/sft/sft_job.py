@@ -18,8 +18,8 @@ from headrace.services.operate.sft.sft_plan import SftPlan, make_plan
 from headrace.trainer.sequences import TokenSequence
 
 KEPT = (
-    "betas", "weight_decay", "max_grad_norm", "max_tokens", "activation_checkpointing", "threads",
-    "device", "processes", "rank_timeout_s", "keep_checkpoints",
+    "betas", "weight_decay", "max_grad_norm", "max_tokens", "activation_checkpointing", "offload",
+    "threads", "device", "processes", "rank_timeout_s", "keep_checkpoints",
 )  # fmt: skip
 """Settings of the recipe's trainer that also hold here. The others are about rewards."""
 DECISIVE = (

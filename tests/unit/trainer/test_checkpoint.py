@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from headrace.errors import DependencyError
+from headrace.services.base.files import file_digest
+from headrace.trainer import checkpoint as module
 from headrace.trainer.checkpoint import MANIFEST, STATE, Checkpoint, Checkpoints
 
 
@@ -105,6 +109,47 @@ def test_a_disk_that_takes_nothing_is_a_dependency_and_keeps_the_old(tmp_path: P
     newest = checkpoints.newest(everything)
     assert newest is not None
     assert newest[0] == older
+
+
+def test_it_is_there_when_it_is_completed_in_another_thread(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    older = save(checkpoints, 1)
+    made = Checkpoint(2, 20, bytes(32))
+    complete = checkpoints.write(made, lambda path: _write(path, b"state 2"))
+    found = checkpoints.newest(everything)
+    assert found is not None
+    assert found[0] == older
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(complete).result()
+    found = checkpoints.newest(everything)
+    assert found is not None
+    assert (found[0], found[1].read_bytes()) == (made, b"state 2")
+    assert [path.name for path in tmp_path.iterdir()] == ["v000000000002"]
+
+
+def test_files_of_several_processes_are_hashed_at_the_same_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(3, timeout=60)
+
+    def digest(path: Path) -> bytes:
+        together.wait()
+        return file_digest(path)
+
+    monkeypatch.setattr(module, "file_digest", digest)
+
+    def write(path: Path) -> None:
+        path.mkdir()
+        for rank in range(3):
+            (path / f"{rank}.distcp").write_bytes(b"%d" % rank)
+
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(Checkpoint(1, 10, bytes(32), processes=3), write)
+    monkeypatch.undo()
+    assert checkpoints.newest(everything) is not None
+    files = tmp_path / "v000000000001" / "state"
+    (files / "1.distcp").write_bytes(b"x")
+    assert checkpoints.newest(everything) is None
 
 
 def test_an_interrupted_one_takes_no_room_of_the_next(tmp_path: Path) -> None:

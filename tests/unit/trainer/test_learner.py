@@ -674,6 +674,13 @@ def test_a_batch_may_hold_both_what_was_sampled_and_what_was_demonstrated() -> N
         torch.testing.assert_close(tensor, load(one_by_one.weights())[name], atol=1e-3, rtol=0)
 
 
+def test_the_tokens_that_the_model_reads_are_counted_for_each_update_again() -> None:
+    made = update(sequence(0), sequence(1))  # Each second token is trained.
+    metrics = learner(epochs=3).train([made])
+    assert metrics["tokens_read"] == 3 * sum(len(one.tokens) for one in made.sequences)
+    assert metrics["tokens_read"] == 2 * metrics["tokens"]
+
+
 def test_the_gradient_of_a_demonstration_is_that_of_its_cross_entropy() -> None:
     one, taught = learner(learning_rate=1e-9), demonstrated(sequence(2))
     metrics = one.train([update(taught)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from headrace.services.operate.sft.sft_job import (
 )
 from headrace.services.operate.sft.sft_model import write_model
 from headrace.services.operate.sft.sft_rows import read_row
+from headrace.services.operate.sft.sft_stop import SftStop
 from headrace.services.operate.sft.sft_tokens import RowTokens
 from headrace.services.operate.sft.sft_view import SftStatus, SftView
 from headrace.trainer.checkpoint import Checkpoints
@@ -73,12 +75,13 @@ class Trial:
             lambda: self.now,
         )
         self.said: list[str] = []
-        self.stopping, self.cut = threading.Event(), threading.Event()
+        self.stop = SftStop()
+        self.stopping, self.cut = self.stop.stopping, self.stop.cut
         if (found := find_checkpoint(checkpoints, folder, job)) is not None:
             self.tuning.resume(*found)
 
     def run(self) -> bool:
-        return self.tuning.run(self.stopping, self.cut, self.said.append)
+        return self.tuning.run(self.stop, self.said.append)
 
     def limit_memory(self, tokens: int) -> None:
         """Gives the device too little memory for larger micro-batches."""
@@ -133,6 +136,34 @@ def test_a_stopped_one_continues_to_the_same_weights(tmp_path: Path, at_once: bo
     assert again.learner.weights() == whole.learner.weights()
     assert again.progress.facts() == whole.progress.facts()
     assert again.progress.tokens_before == first.progress.tokens
+
+
+@pytest.mark.parametrize(("left_s", "saved"), [(math.inf, 6), (31.0, 6), (29.0, 4)])
+def test_no_last_checkpoint_is_begun_that_would_be_interrupted(
+    tmp_path: Path, left_s: float, saved: int
+) -> None:
+    """A checkpoint takes 30 s. One is written after 4 updates, and the wish to stop comes in 6."""
+    trial = Trial(tmp_path, a_job())
+    train, save = trial.learner.train, trial.learner.save
+
+    def slow_train(*arguments: Any) -> dict[str, float]:
+        # Another checkpoint would be due again, but it must not begin either.
+        trial.now += 1000.0 if trial.progress.done == 5 else 15.0
+        if trial.progress.done == 5:
+            trial.stop.save_by = trial.now + left_s
+            trial.stopping.set()
+        return train(*arguments)
+
+    def slow_save(path: Path) -> None:
+        trial.now += 30.0
+        save(path)
+
+    trial.learner.train, trial.learner.save = slow_train, slow_save  # type: ignore
+    assert not trial.run()
+    assert trial.progress.done == 6
+    assert trial.progress.saved == saved
+    assert any("no checkpoint of update 6" in line for line in trial.said) == (saved == 4)
+    assert Trial(tmp_path, a_job()).progress.done == saved
 
 
 def test_a_start_removes_interrupted_checkpoints(tmp_path: Path) -> None:
@@ -248,6 +279,13 @@ def test_the_learning_rate_reaches_its_highest_and_then_falls(
     expected = [*rises, *(1 - number / left for number in range(left))]
     rates = [learning_rate_at(training, number, 1.0) for number in range(1, updates + 1)]
     assert rates == pytest.approx(expected)
+
+
+def test_what_saves_memory_in_a_run_saves_it_here() -> None:
+    saving = {"offload": True, "activation_checkpointing": True, "max_tokens": 77}
+    training = a_job(policy=a_policy(device="auto", **saving)).policy.training
+    assert training is not None
+    assert training.model_dump(include=set(saving)) == saving
 
 
 def test_a_warmup_must_end() -> None:
