@@ -144,7 +144,9 @@ class Conversation:
         tree = {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
         chat = json.dumps(tree, sort_keys=True, ensure_ascii=False)
         form = json_schema, around
-        return await self.ask(self, Prompt("", chat, max_tokens, demonstration, *form))
+        asking = self.ask(self, Prompt("", chat, max_tokens, demonstration, *form))
+        del messages, tree, chat  # they may be large, and the answer may take long
+        return await asking
 
     def fork(self) -> Conversation:
         """Returns a copy that continues from here. Neither sees what the other appends."""
