@@ -103,8 +103,8 @@ class Conversation:
     ) -> Generation:
         """Appends `text`, and then the policy's answer to it, which is returned.
 
-        - `max_tokens` limits the answer. The recipe's sampling and the tokens that the episode has
-          left limit it, too.
+        - `max_tokens` limits the answer, to at least 1 token. The recipe's sampling and the tokens
+          that the episode has left limit it, too.
         - `json_schema` makes the answer JSON that follows this JSON schema. If the limit cuts the
           answer, it is a beginning of such JSON. The sampling needs a stop token.
         - `demonstration` is the answer that the policy should give. The policy is not asked:
@@ -112,7 +112,8 @@ class Conversation:
           sampling is added at the end. If the sampling could not draw the text, the attempt fails.
 
         The episode ends, by an exception that an agent must not catch, if it has no turns or tokens
-        left, or if the conversation no longer fits into the model's context.
+        left, or if the conversation no longer fits into the model's context. Raises ValueError if
+        `max_tokens` is less than 1.
         """
         return await self.ask(self, Prompt(text, "", max_tokens, demonstration, json_schema))
 
@@ -143,7 +144,9 @@ class Conversation:
         tree = {"messages": list(messages)} | ({"tools": list(tools)} if tools else {})
         chat = json.dumps(tree, sort_keys=True, ensure_ascii=False)
         form = json_schema, around
-        return await self.ask(self, Prompt("", chat, max_tokens, demonstration, *form))
+        asking = self.ask(self, Prompt("", chat, max_tokens, demonstration, *form))
+        del messages, tree, chat  # they may be large, and the answer may take long
+        return await asking
 
     def fork(self) -> Conversation:
         """Returns a copy that continues from here. Neither sees what the other appends."""

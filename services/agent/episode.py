@@ -314,11 +314,11 @@ class Episode:
         self._turn_count += 1
         asked, before = Asked.of(request), request.sampling.json_before
         asking = self._runtime.ask_policy(request)
-        del request  # it may have 100 KiB
+        del request, prompt  # they may have 100 KiB
         answer = await asking
         if answer.finish == "overflow" and not answer.tokens:
             raise EpisodeStopped("overflow")  # The prompt itself is too long.
-        if prompt.demonstration is not None and answer.logprobs:
+        if asked.demonstrated and answer.logprobs:
             raise RuntimeError(
                 f"the inference worker {answer.worker} ignores demonstrations: it is too old. "
                 "Update it"

@@ -53,10 +53,16 @@ def generation_requested(
 ) -> GenerationRequested:
     """Returns the request that a policy continue a conversation, by at most `max_tokens` tokens.
 
-    Raises KeyError if the task has no such role.
+    Raises KeyError if the task has no such role, and ValueError if the prompt asks for no token.
     """
     use = started.submitted.roles[conversation.role]
-    most = min(max_tokens, use.sampling.max_tokens, prompt.max_tokens or max_tokens)
+    asked = max_tokens if prompt.max_tokens is None else prompt.max_tokens
+    if asked < 1:
+        raise ValueError(
+            f"max_tokens is {asked}, but an answer has at least 1 token: leave max_tokens out, or "
+            "do not ask the policy"
+        )
+    most = min(max_tokens, use.sampling.max_tokens, asked)
     changes: dict[str, object] = {"max_tokens": most}
     if prompt.json_schema is not None:
         changes["json_schema"] = json.dumps(prompt.json_schema, ensure_ascii=False)

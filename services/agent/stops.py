@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal
 
-from headrace.errors import DependencyError
+from headrace.errors import DependencyError, InfrastructureError
 from headrace.schemas.events import Failure
+from headrace.services.base.redactor import REDACTOR
+from headrace.services.base.texts import encodable
 
 reached_limits: ContextVar[list[str]] = ContextVar("reached_limits")
 """Gets each limit that stops an episode of this context, also if the agent goes on."""
@@ -41,6 +43,18 @@ class AttemptFailed(BaseException):
     def retryable(cls, code: str, message: str, origin: Blamed = "infrastructure") -> AttemptFailed:
         """Returns the error for a failure after which the next attempt may succeed."""
         return cls(Failure(origin=origin, code=code, message=message, retryable=True))
+
+    @classmethod
+    def infrastructure(cls, error: InfrastructureError) -> AttemptFailed:
+        """Returns the error for what neither the policy nor the agent's code did.
+
+        For example, the Docker engine of a contained agent does not answer.
+        """
+        message = REDACTOR.text(encodable(str(error.message)), 1000)
+        code = encodable(str(error.code))
+        return cls(
+            Failure(origin="infrastructure", code=code, message=message, retryable=error.retryable)
+        )
 
 
 class NoScore(Exception):
@@ -82,7 +96,7 @@ def error_of(agent: asyncio.Future[Any]) -> BaseException | None:
         error = agent.exception()
     except asyncio.CancelledError as cancelled:
         return cancelled
-    for kind in (LogLost, AttemptFailed, EpisodeStopped):
+    for kind in (LogLost, AttemptFailed, EpisodeStopped, InfrastructureError):
         found: BaseException | None = None
         if isinstance(error, BaseExceptionGroup):
             found = error.subgroup(kind)

@@ -63,15 +63,13 @@ def arrange(
     """Sorts turns by call path, and replaces parents and samplings by indices into the results."""
     calls = sorted(recorded, key=_path)
     index = {call: number for number, call in enumerate(calls)}
-    samplings: list[Sampling] = []
+    samplings: dict[Sampling, int] = {}
     turns = []
     for call in calls:
         one = recorded[call]
-        if one.sampling not in samplings:
-            samplings.append(one.sampling)
         parent = -1 if one.parent is None else index[one.parent]
-        indices = {"parent": parent, "sampling": samplings.index(one.sampling)}
-        turns.append(one.turn.model_copy(update=indices))
+        sampling = samplings.setdefault(one.sampling, len(samplings))
+        turns.append(one.turn.model_copy(update={"parent": parent, "sampling": sampling}))
     return tuple(turns), tuple(samplings)
 
 

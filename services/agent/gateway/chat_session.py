@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -101,6 +101,8 @@ class ChatSession:
         """Raises what ended the attempt: a limit, or a failure of a policy or of the log."""
         self.ended: asyncio.Future[str | None] = self._loop.create_future()
         """Done when an outside client has finished: None, or the reason for its failure."""
+        self.uploading = asyncio.Lock()
+        """Held while a large request is read: one episode must not keep others from theirs."""
         self._heard_at = self._loop.time()
         self._episode = episode
         self._dialect = dialect
@@ -156,7 +158,9 @@ class ChatSession:
             )
         form = self._form(request)
         conversation, new, digest = self._find(role, request)
+        request = replace(request, messages=())  # what was said is not kept until the answer
         asks = [self._ask(conversation.fork(), new, request, form) for _ in range(request.choices)]
+        del new
         choices = []
         for continued, generation in await asyncio.gather(*asks):
             choice = self._choice(continued, generation, request)
@@ -241,6 +245,7 @@ class ChatSession:
         tools = () if said.length else request.tools
         schema, around = form
         asked = said.chat(new, tools=tools, max_tokens=most, json_schema=schema, around=around)
+        del new
         task = self._loop.create_task(asked, context=self._context)
         self._running.add(task)
         task.add_done_callback(lambda task: self._done(task, most))

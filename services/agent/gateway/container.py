@@ -25,6 +25,7 @@ from typing import Any
 from headrace.errors import DependencyError, InfrastructureError, UsageError
 from headrace.services.agent.gateway.program_process import TAIL_BYTES, Ended
 from headrace.services.base.clock import now
+from headrace.services.base.concurrency import finish
 from headrace.services.processes.docker.ceilings import read_ceilings
 from headrace.services.processes.docker.docker_engine import DockerEngine, Output
 from headrace.services.processes.docker.engine_checks import require_engine
@@ -58,6 +59,9 @@ STDERR = 2
 """The number of the error stream."""
 KILLED = 137
 WHOSE = "option container of agent 'command'"
+LABEL, DEADLINE = "headrace.agent", "headrace.deadline"
+OVERDUE_S = 60.0
+"""Seconds after its deadline when a container is removed that never started; clocks differ."""
 
 
 class ContainerSettings(Limits):
@@ -82,8 +86,23 @@ class AgentContainers:
         self.ceilings.require(self.settings, whose)
         self.images = PinnedImages(whose, self.ceilings)
         self._whose = whose
+        self._engine: DockerEngine | None = None
         self._checking = asyncio.Lock()
         self._ready = False
+
+    @property
+    def engine(self) -> DockerEngine:
+        """The engine of all attempts: it bounds the calls of a worker, and not of each attempt.
+
+        Raises UsageError as `DockerEngine` does.
+        """
+        self._engine = self._engine or DockerEngine()
+        return self._engine
+
+    async def aclose(self) -> None:
+        """Closes the connections to the engine."""
+        if self._engine is not None:
+            await self._engine.aclose()
 
     def lifetime(self, wanted_s: float) -> int:
         """Returns the seconds that containers live. Raises UsageError if that is too long here."""
@@ -96,22 +115,23 @@ class AgentContainers:
         UsageError if it is not suitable.
         """
         self.ceilings.require_deadline(deadline_s, self._whose)
-        engine = DockerEngine()
         try:
-            await self.ready(engine)
+            await self.ready()
         except InfrastructureError as error:
             raise DependencyError(
-                f"{self._whose}: the Docker engine at {engine.host} can't be used ({error}). Start "
-                "it, and let this user open its socket"
+                f"{self._whose}: the Docker engine at {self.engine.host} can't be used ({error}). "
+                "Start it, and let this user open its socket"
             ) from error
-        finally:
-            await engine.aclose()
 
-    async def ready(self, engine: DockerEngine) -> None:
-        """Checks an engine and pins the images. Later calls do nothing."""
+    async def ready(self) -> None:
+        """Checks the engine, pins the images, and removes what killed workers left.
+
+        Later calls do nothing.
+        """
         async with self._checking:
             if self._ready:
                 return
+            engine = self.engine
             if not engine.local:
                 raise UsageError(
                     "the agent's option `container` shares a folder with the Docker engine, so the "
@@ -122,6 +142,8 @@ class AgentContainers:
             isolation = require_engine(info, runtime, self.ceilings, self._whose)
             for image in {self.settings.image, self.settings.relay_image}:
                 await self.images.pin(engine, image)
+            await asyncio.to_thread(sweep_folders)
+            await sweep_containers(engine)
             self._ready = True
             logger.info("%s: containers have %s", self._whose, isolation)
 
@@ -153,7 +175,7 @@ class SocketFolder:
             path.chmod(0o666)
 
     async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Holds the relay's connection. Others, such as those of `_sweep`, say nothing."""
+        """Holds the relay's connection. Others, such as those of a sweep, say nothing."""
         self._held.append(writer)
         if await reader.readline() and not self._ready.is_set():
             self._ready.set()
@@ -181,7 +203,6 @@ class SocketFolder:
 @asynccontextmanager
 async def socket_folder(given: bytes) -> AsyncIterator[SocketFolder]:
     """Yields a folder for one attempt, and removes it at the end."""
-    await asyncio.to_thread(_sweep)
     with tempfile.TemporaryDirectory(prefix=FOLDER) as private:  # its mode is 0700
         folder = SocketFolder(Path(private) / SHARED, given)
         try:
@@ -190,8 +211,11 @@ async def socket_folder(given: bytes) -> AsyncIterator[SocketFolder]:
             folder.close()
 
 
-def _sweep() -> None:
-    """Removes the folders of workers that were killed: nothing listens on their lifelines."""
+def sweep_folders() -> None:
+    """Removes the folders of workers that were killed: nothing listens on their lifelines.
+
+    It connects to every attempt on this host, so a worker does this once.
+    """
     for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
         if not _is_ours(folder):
             continue
@@ -213,6 +237,13 @@ def _is_ours(folder: Path) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
+async def sweep_containers(engine: DockerEngine) -> None:
+    """Removes containers of killed workers that never started: the engine removes all others."""
+    for found in await engine.containers({LABEL: "command", DEADLINE: ""}):
+        if float(found["Labels"][DEADLINE]) + OVERDUE_S < now():
+            await engine.remove(found["Id"])
+
+
 @asynccontextmanager
 async def contained(
     containers: AgentContainers,
@@ -227,21 +258,21 @@ async def contained(
     The gateway must listen in the folder. Yields a task that returns how the command ended. Raises
     InfrastructureError if the engine can't run it.
     """
-    settings, images = containers.settings, containers.images
-    engine = DockerEngine()
+    settings, images, engine = containers.settings, containers.images, containers.engine
     name = f"headrace-agent-{uuid.uuid4().hex}"
     relay, program = f"{name}-relay", f"{name}-program"
     watching: asyncio.Task[Ended] | None = None
     try:
-        await containers.ready(engine)
+        await containers.ready()
         await folder.open()
         seconds = containers.lifetime(live_s)
         of_relay, of_program = images[settings.relay_image], images[settings.image]
         body = _relay(settings, of_relay, folder.path, seconds)
-        await images.create(engine, relay, body)
+        # A cancelled call goes on at the engine: what it makes must be there to be removed.
+        await finish(images.create(engine, relay, body), "the start of a relay")
         await folder.wait(settings.relay_image)
         body = _program(settings, of_program, relay, folder.path, environment, seconds)
-        await images.create(engine, program, body)
+        await finish(images.create(engine, program, body), "the start of a program")
         watching = asyncio.create_task(_watch(engine, program, command, cwd or WORK))
         yield watching
     finally:
@@ -250,11 +281,10 @@ async def contained(
             watching.cancel()
             await asyncio.wait({watching})
         await asyncio.gather(engine.remove(program), engine.remove(relay), return_exceptions=True)
-        await engine.aclose()
 
 
 def _body(limits: Limits, image: PinnedImage, shared: str, live_s: int) -> dict[str, Any]:
-    labels = {"headrace.deadline": f"{now() + live_s:.0f}", "headrace.agent": "command"}
+    labels = {DEADLINE: f"{now() + live_s:.0f}", LABEL: "command"}
     body = container(limits, image.digest, labels | image.labels, live_s)
     body["HostConfig"] |= {"AutoRemove": True, "Binds": [shared]}
     return body

@@ -137,6 +137,8 @@ class Command:
     async def aclose(self) -> None:
         """Ends what `open` and the episodes started."""
         await self._program.aclose()
+        if self._container is not None:
+            await self._container.aclose()
 
     async def __call__(self, episode: Episode) -> None:
         """Runs the program until it ends, and takes its report."""

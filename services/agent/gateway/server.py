@@ -12,7 +12,8 @@ import resource
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -29,7 +30,11 @@ BODY_BYTES = 4 << 20
 """Largest body of a request: a context of about 1,000,000 tokens as text."""
 LARGE_BYTES = 1 << 20
 LARGE_BODIES = 16
-"""Requests with bodies above LARGE_BYTES that are open at once. Further ones wait."""
+"""Bodies above LARGE_BYTES that are read at once, at most one of an episode. Further ones wait."""
+BODY_S = 60.0
+"""Seconds that a body has to arrive."""
+DELIVER_S = 60.0
+"""Seconds that a client has to read a streamed answer."""
 BACKLOG = 1024
 """Connections that the system holds until they are accepted. Hundreds may come at once."""
 CONNECTIONS = 2_000
@@ -94,7 +99,7 @@ class GatewayServer:
         self, listen: Callable[[], Awaitable[asyncio.Server]], address: str
     ) -> asyncio.Server:
         web = _web()
-        app = web.Application(client_max_size=BODY_BYTES, middlewares=[self._guard()])
+        app = web.Application(middlewares=[self._guard()])
         app.add_routes(
             [
                 web.post("/v1/chat/completions", self._complete),
@@ -149,15 +154,9 @@ class GatewayServer:
         async def guard(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
             try:
                 self._authenticate(request)
-                # A body whose length is not given may be large.
-                length = request.content_length if request.can_read_body else 0
-                large = length is None or length > LARGE_BYTES
-                async with self._large if large else nullcontext():
-                    return await handler(request)
+                return await handler(request)
             except ApiError as error:
                 refused = self.queue.closed or error
-            except web.HTTPRequestEntityTooLarge:
-                refused = ApiError(413, f"the body is larger than {BODY_BYTES} bytes")
             except web.HTTPException as error:
                 refused = ApiError(error.status, f"{request.method} {request.path}: {error.reason}")
             return web.json_response(refused.body, status=refused.status, headers=refused.headers)
@@ -195,16 +194,24 @@ class GatewayServer:
         with session.serving():
             return await self._answer(session, http)
 
-    async def _read(self, http: Any, parse: Callable[[bytes], T]) -> T:
+    async def _read(self, session: ChatSession, http: Any, parse: Callable[[bytes], T]) -> T:
         """Reads and parses a body. Between two bodies, the event loop does other work."""
-        data = await http.read()
-        async with self._parsing:
+        length = http.content_length if http.can_read_body else 0
+        async with AsyncExitStack() as stack:
+            if length is None or length > LARGE_BYTES:  # one of unknown length may be large
+                await stack.enter_async_context(session.uploading)
+                await stack.enter_async_context(self._large)
+            data = await _body(http)
+            await stack.enter_async_context(self._parsing)
             await asyncio.sleep(0)
             return parse(data)
 
     async def _answer(self, session: ChatSession, http: Any) -> Any:
-        request = await self._read(http, read_request)
-        choices = await session.complete(request)
+        asked = await self._read(session, http, read_request)
+        request = replace(asked, messages=())
+        asking = session.complete(asked)
+        del asked  # its messages are not needed while the policy answers, and may be large
+        choices = await asking
         headers = {"x-headrace-overridden": ", ".join(request.overridden)}
         if request.stream:
             response = await self._stream(http, answers.events(request, choices), headers)
@@ -219,11 +226,17 @@ class GatewayServer:
     async def _stream(http: Any, events: Iterator[bytes], headers: dict[str, str]) -> Any:
         response = _web().StreamResponse(headers={**headers, "Cache-Control": "no-cache"})
         response.content_type = "text/event-stream"
-        with suppress(ConnectionResetError):  # the client is gone
-            await response.prepare(http)
-            for event in events:
-                await response.write(event)
-            await response.write_eof()
+        try:
+            async with asyncio.timeout(DELIVER_S):
+                await response.prepare(http)
+                for event in events:
+                    await response.write(event)
+                await response.write_eof()
+        except TimeoutError:
+            if http.transport is not None:
+                http.transport.abort()
+        except ConnectionResetError:
+            pass  # the client is gone
         return response
 
     async def _models(self, http: Any) -> Any:
@@ -238,12 +251,12 @@ class GatewayServer:
 
     async def _report(self, http: Any) -> Any:
         session = self._session_of(http)
-        _take_report(session, await self._read(http, read_object))
+        _take_report(session, await self._read(session, http, read_object))
         return _web().json_response({})
 
     async def _end(self, http: Any) -> Any:
         session = self._session_of(http)
-        tree = await self._read(http, read_object)
+        tree = await self._read(session, http, read_object)
         _take_report(session, tree)
         if not session.ended.done():
             error = tree.get("error")
@@ -276,6 +289,23 @@ class _Closing(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.abort()
+
+
+async def _body(http: Any) -> bytes:
+    """Reads a body. aiohttp's own `read` would keep it for as long as the request is open.
+
+    Raises ApiError 413 if it is too large, and 408 if it does not arrive in time.
+    """
+    data = bytearray()
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for chunk in http.content.iter_any():
+                data += chunk
+                if len(data) > BODY_BYTES:
+                    raise ApiError(413, f"the body is larger than {BODY_BYTES} bytes")
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_S:g} s") from None
+    return bytes(data)
 
 
 def _take_report(session: ChatSession, tree: dict[str, Any]) -> None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from headrace.errors import InfrastructureError, UsageError
 from headrace.services.base.concurrency import in_daemon_thread
+from headrace.services.processes.call_turns import CallTurns
 from headrace.services.processes.docker.docker_errors import Conflict, NotThere
 from headrace.services.processes.docker.docker_output import Output
 from headrace.services.processes.docker.hardened import USER
@@ -60,7 +63,7 @@ class DockerEngine:
         self._client_url = ""
         self._connecting = asyncio.Lock()
         self._forward = SshForward(read_ssh_address(found.url)) if is_ssh(found.url) else None
-        self._turns = asyncio.Semaphore(CALLS)
+        self._turns = CallTurns(CALLS)
         self._closed = False
 
     async def aclose(self) -> None:
@@ -245,7 +248,8 @@ class DockerEngine:
     ) -> T:
         """Runs a function of the client in a thread, for at most CALL_S unless `limit_s` is given.
 
-        `what` names the call in errors.
+        The time in which it waits for its turn does not count, as long as the engine answers other
+        calls. `what` names the call in errors.
         """
         from headrace.services.processes.docker.docker_client import SDK_ERRORS, failed
 
@@ -254,10 +258,17 @@ class DockerEngine:
             raise InfrastructureError("engine_closed", "the worker is ending")
         call, began = f"{self.host}: {what}", asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(limit_s):
-                async with self._connecting:
-                    client = await self._connected()
-                return await self._in_thread(lambda: function(client))
+            await self._turns.take(CALL_S)
+            started: Future[T] | None = None
+            try:
+                async with asyncio.timeout(limit_s):
+                    async with self._connecting:
+                        client = await self._connected()
+                    started = self._in_thread(lambda: function(client))
+                    return await asyncio.wrap_future(started)
+            finally:
+                if started is None:
+                    self._turns.end(answered=False)
         except SDK_ERRORS as error:
             said = await self._forward.said_since(began) if self._forward else ""
             raise failed(error, call, limit_s, said) from error
@@ -274,22 +285,27 @@ class DockerEngine:
                 self._client = None
         if self._client is None:
             self._client_url = host.url
-            self._client = await self._in_thread(lambda: DockerClient(host, CALLS, CALL_S, PULL_S))
+            # The lock bounds these threads, so they need no turn.
+            connecting = in_daemon_thread(
+                lambda: DockerClient(host, CALLS, CALL_S, PULL_S), "docker"
+            )
+            self._client = await asyncio.wrap_future(connecting)
         return self._client
 
-    async def _in_thread(self, function: Callable[[], T]) -> T:
+    def _in_thread(self, function: Callable[[], T]) -> Future[T]:
         """Runs a function in a daemon thread, which does not keep the process from exiting.
 
-        If the caller is cancelled, a function that waits for its turn is not run at all. One that
-        runs already goes on to its end, and its result is lost.
+        The function goes on to its end if the caller is cancelled, and its result is lost. Its turn
+        ends only then.
         """
         loop = asyncio.get_running_loop()
 
-        def end_turn(_: object) -> None:
+        def end_turn(done: Future[T]) -> None:
+            error = None if done.cancelled() else done.exception()
+            answered = error is None or isinstance(error, InfrastructureError)
             with suppress(RuntimeError):  # The loop is closed.
-                loop.call_soon_threadsafe(self._turns.release)
+                loop.call_soon_threadsafe(partial(self._turns.end, answered=answered))
 
-        await self._turns.acquire()
         future = in_daemon_thread(function, "docker")
         future.add_done_callback(end_turn)
-        return await asyncio.wrap_future(future)
+        return future

@@ -7,6 +7,8 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import uniform
 from typing import Any
 from urllib.parse import urlencode
 
@@ -15,6 +17,7 @@ from kubernetes.aio import client, config
 
 from headrace.errors import InfrastructureError, UsageError
 from headrace.services.base.redactor import REDACTOR
+from headrace.services.processes.call_turns import CallTurns
 from headrace.services.processes.docker.docker_errors import Conflict, NotThere
 from headrace.services.processes.kubernetes.cluster_address import ClusterAddress
 
@@ -30,6 +33,11 @@ PATCH: dict[type, str] = {
     dict: "application/strategic-merge-patch+json",
 }
 UNAUTHORIZED = 401
+THROTTLED = 429
+"""The API server has done nothing, and says when to ask again."""
+WAIT_S = 1.0
+"""Seconds until a call is made again if the API server does not say when."""
+LONGEST_WAIT_S = 15.0
 GATEWAY = (502, 503, 504)
 """What answers if no API server does."""
 
@@ -40,16 +48,23 @@ class ClusterClient:
     def __init__(self, address: ClusterAddress) -> None:
         self._address = address
         self._api: client.ApiClient | None = None
+        self._retired: list[tuple[float, client.ApiClient]] = []
+        """Clients with old credentials, and when their last calls will have ended."""
         self._commands: aiohttp.ClientSession | None = None
         self._connecting = asyncio.Lock()
-        self._turns = asyncio.Semaphore(CALLS)
+        self._turns = CallTurns(CALLS)
         self._closed = False
 
     async def aclose(self) -> None:
         """Closes its connections. What runs in pods goes on."""
         self._closed = True
         async with self._connecting:
-            await self._disconnect()
+            if self._commands is not None:
+                await self._commands.close()
+            if self._api is not None:
+                await self._api.close()
+            for _, api in self._retired:
+                await api.close()
 
     async def call(
         self,
@@ -67,22 +82,29 @@ class ClusterClient:
         if method == "PATCH":
             headers["Content-Type"] = PATCH[type(body)]
         what = f"{self._address}: {method} {path}"
+        patience = _Patience(what)
         try:
-            async with asyncio.timeout(CALL_S), self._turns:
-                status, text = await self._send(method, path, query, headers, body)
-                if status == UNAUTHORIZED:  # a token may have expired
-                    async with self._connecting:
-                        await self._disconnect()
-                    status, text = await self._send(method, path, query, headers, body)
+            await self._turns.take(CALL_S)
+            try:
+                async with asyncio.timeout(CALL_S):
+                    while True:
+                        api = await self._connected()
+                        status, found, text = await self._send(
+                            api, method, path, query, headers, body
+                        )
+                        patience.heard = True
+                        if not await self._ask_again(api, status, found, patience):
+                            break
+            finally:
+                self._turns.end(answered=patience.heard)
         except TimeoutError as error:
-            message = f"{what}: no answer in {CALL_S:g} s"
-            raise InfrastructureError("engine_silent", message) from error
+            raise patience.ended() from error
         except (aiohttp.ClientError, OSError) as error:
             raise _unreachable(what, _words(error)) from error
         if not 200 <= status < 300:
             raise refused(status, text, what)
-        found = json.loads(text)
-        return found if isinstance(found, dict) else {}
+        tree = json.loads(text)
+        return tree if isinstance(tree, dict) else {}
 
     async def open_command(
         self, path: str, container: str, command: Sequence[str], *, stdin: bool
@@ -92,25 +114,19 @@ class ClusterClient:
         query += [("stdin", "true")] if stdin else []
         query += [("command", part) for part in command]
         what = f"{self._address}: run a command: {path}"
+        patience = _Patience(what)
         try:
             async with asyncio.timeout(CALL_S):
-                api = await self._connected()
-                assert self._commands is not None
-                _, url, headers, *_ = await api.param_serialize(
-                    "GET", path, auth_settings=["BearerToken"]
-                )
-                return await self._commands.ws_connect(
-                    f"{url}?{urlencode(query)}",
-                    headers={key: str(value) for key, value in headers.items()},
-                    protocols=PROTOCOLS,
-                    heartbeat=HEARTBEAT_S,
-                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-                    proxy=api.configuration.proxy,
-                    server_hostname=api.configuration.tls_server_name,
-                )
+                while True:
+                    api = await self._connected()
+                    try:
+                        return await self._connect_command(api, path, urlencode(query))
+                    except aiohttp.WSServerHandshakeError as error:
+                        # Nothing has begun: the API server refused to pass the command on.
+                        if not await self._ask_again(api, error.status, error.headers, patience):
+                            raise
         except TimeoutError as error:
-            message = f"{what}: no answer in {CALL_S:g} s"
-            raise InfrastructureError("engine_silent", message) from error
+            raise patience.ended() from error
         except aiohttp.WSServerHandshakeError as error:
             if error.status in GATEWAY:
                 raise _unreachable(what, f"{error.status} {error.message}") from error
@@ -119,16 +135,64 @@ class ClusterClient:
         except (aiohttp.ClientError, OSError) as error:
             raise _unreachable(what, _words(error)) from error
 
+    async def _connect_command(
+        self, api: client.ApiClient, path: str, query: str
+    ) -> aiohttp.ClientWebSocketResponse:
+        assert self._commands is not None
+        _, url, headers, *_ = await api.param_serialize("GET", path, auth_settings=["BearerToken"])
+        return await self._commands.ws_connect(
+            f"{url}?{query}",
+            headers={key: str(value) for key, value in headers.items()},
+            protocols=PROTOCOLS,
+            heartbeat=HEARTBEAT_S,
+            timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+            proxy=api.configuration.proxy,
+            ssl=api.rest_client.ssl_context,
+            server_hostname=api.configuration.tls_server_name,
+        )
+
+    async def _ask_again(
+        self, api: client.ApiClient, status: int, headers: Any, patience: _Patience
+    ) -> bool:
+        """Returns whether a refused call should be made again, and waits until then."""
+        patience.throttled = status == THROTTLED
+        if patience.throttled:
+            await asyncio.sleep(_wait_s(headers))
+            return True
+        if status != UNAUTHORIZED or patience.renewed:
+            return False
+        patience.renewed = True  # a token may have expired
+        async with self._connecting:
+            if self._api is api:  # no other call was faster
+                self._api = None
+                await self._retire(api)
+        return True
+
+    async def _retire(self, api: client.ApiClient) -> None:
+        """Closes a client once no call of it can run any more."""
+        now = asyncio.get_running_loop().time()
+        over = [old for until, old in self._retired if until < now]
+        self._retired = [each for each in self._retired if each[0] >= now]
+        self._retired.append((now + CALL_S, api))
+        for old in over:
+            await old.close()
+
     async def _send(
-        self, method: str, path: str, query: Mapping[str, str], headers: dict[str, str], body: Any
-    ) -> tuple[int, str]:
-        api = await self._connected()
+        self,
+        api: client.ApiClient,
+        method: str,
+        path: str,
+        query: Mapping[str, str],
+        headers: dict[str, str],
+        body: Any,
+    ) -> tuple[int, Mapping[str, str], str]:
         parameters = await api.param_serialize(
             method, path, query_params=list(query.items()), header_params=dict(headers),
             body=body, auth_settings=["BearerToken"],
         )  # fmt: skip
         answer = await api.call_api(*parameters, _request_timeout=CALL_S)
-        return answer.status, (await answer.read()).decode("utf-8", "replace")
+        text = (await answer.read()).decode("utf-8", "replace")
+        return answer.status, answer.headers, text
 
     async def _connected(self) -> client.ApiClient:
         async with self._connecting:
@@ -138,16 +202,37 @@ class ClusterClient:
                 found = await _configuration(self._address)
                 found.connection_pool_maxsize = CALLS
                 self._api = client.ApiClient(found)
-                connector = aiohttp.TCPConnector(ssl=self._api.rest_client.ssl_context, limit=0)
+            if self._commands is None:
+                connector = aiohttp.TCPConnector(limit=0)
                 self._commands = aiohttp.ClientSession(connector=connector, trust_env=True)
             return self._api
 
-    async def _disconnect(self) -> None:
-        api, commands, self._api, self._commands = self._api, self._commands, None, None
-        if commands is not None:
-            await commands.close()
-        if api is not None:
-            await api.close()
+
+@dataclass(slots=True)
+class _Patience:
+    """What is known of a call that may be made again."""
+
+    what: str
+    heard: bool = False
+    """Whether the API server answered at all."""
+    throttled: bool = False
+    """Whether its last answer was that it has too much to do."""
+    renewed: bool = False
+    """Whether the credentials were read again."""
+
+    def ended(self) -> InfrastructureError:
+        """Returns the error of a call whose time is over."""
+        if self.throttled:
+            words = f"the API server answered 429, too many requests, for {CALL_S:g} s"
+            return InfrastructureError("engine_busy", f"{self.what}: {words}")
+        return InfrastructureError("engine_silent", f"{self.what}: no answer in {CALL_S:g} s")
+
+
+def _wait_s(headers: Any) -> float:
+    """Returns the seconds until a throttled call is made again, which differ between workers."""
+    said = str((headers or {}).get("Retry-After", ""))
+    wait_s = float(said) if said.isascii() and said.isdecimal() else WAIT_S  # it may be a date
+    return min(LONGEST_WAIT_S, wait_s) * uniform(1.0, 1.5)
 
 
 async def _configuration(address: ClusterAddress) -> client.Configuration:

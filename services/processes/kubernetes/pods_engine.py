@@ -39,6 +39,8 @@ from headrace.services.processes.kubernetes.pod_states import (
 
 FIRST_POLL_S = 0.1
 POLL_S = 1.0
+LONGEST_POLL_S = 5.0
+"""Seconds between two looks at a pod that has not started for long. Thousands may wait."""
 PAGE = "500"
 """Pods in one answer of a list."""
 ReadName = Callable[[str], tuple[str, Mapping[str, str]]]
@@ -120,7 +122,7 @@ class PodsEngine:
                 message = f"{self.host}: pod {self._id(name)}: {words}"
                 raise InfrastructureError("pod_not_started", message)
             await asyncio.sleep(wait_s)
-            wait_s = min(POLL_S, 1.5 * wait_s)
+            wait_s = min(LONGEST_POLL_S, 1.25 * wait_s)
 
     async def rename(self, name: str, new: str) -> None:
         """Raises NotThere if the pod is gone, and Conflict if its name is another one."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from headrace.errors import DependencyError, TooLarge
+from headrace.errors import DependencyError, InfrastructureError, TooLarge
 from headrace.schemas import packed
 from headrace.schemas.events import (
     ActionRequested,
@@ -30,6 +30,7 @@ from headrace.schemas.events import (
     Sampling,
     TaskSubmitted,
     TrajectoryRecorded,
+    Turn,
     Use,
 )
 from headrace.schemas.recipe.agent_settings import Agent as AgentSettings
@@ -38,6 +39,7 @@ from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.requests import meaning_of
+from headrace.services.agent.turns import RecordedTurn, arrange
 from headrace.services.base.clock import now_ms
 from headrace.services.models.blobs import describe
 
@@ -585,6 +587,64 @@ def test_an_exception_before_the_first_turn_never_counts() -> None:
     world = World()
     world.observed = lambda action: {"failure": lost} if action.index == 2 else {}
     assert play(world, **settings)[0].ending == "failed"
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_an_engine_that_fails_an_agent_never_counts_against_the_policy(grouped: bool) -> None:
+    async def fails() -> None:
+        raise InfrastructureError("engine_silent", "no answer in 60 s")
+
+    async def contained(episode: Episode) -> None:
+        await episode.generate("a")
+        if not grouped:
+            await fails()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(fails())
+
+    settings: dict[str, Any] = {"exceptions": "unfinished", "unfinished_reward": -1.0}
+    outcome, _ = play(World(), task(attempts=2), contained, **settings)
+    assert (outcome.ending, outcome.reward, outcome.attempts) == ("failed", None, 2)
+    assert outcome.failure is not None
+    assert (outcome.failure.origin, outcome.failure.code) == ("infrastructure", "engine_silent")
+
+
+@pytest.mark.parametrize("most", [0, -3])
+def test_an_answer_of_no_tokens_can_not_be_asked_for(most: int) -> None:
+    async def asks(episode: Episode) -> None:
+        with pytest.raises(ValueError, match=f"max_tokens is {most}, but an answer has"):
+            await episode.generate("a", max_tokens=most)
+        with pytest.raises(ValueError, match=f"max_tokens is {most}"):
+            await episode.chat([{"role": "user", "content": "a"}], max_tokens=most)
+        await episode.generate("a", max_tokens=1)
+
+    world = World()
+    outcome = end(world, task(), asks)
+    assert outcome.ending == "finished"
+    assert [one.sampling.max_tokens for one in world.of(GenerationRequested)] == [1]
+
+
+def test_turns_with_samplings_of_their_own_are_arranged_in_linear_time() -> None:
+    """Each turn near the end of an episode's tokens may have a limit of its own."""
+
+    def arranged(count: int) -> float:
+        recorded = {
+            str(number): RecordedTurn(
+                Turn(
+                    call=str(number), policy="p", role="policy", context=b"", tokens=b"",
+                    logprobs=b"", versions=b"", kv="fresh", finish="stop", text="",
+                ),
+                None, 1, 0, Sampling(max_tokens=1 + number // 2),
+            )
+            for number in range(1, count + 1)
+        }  # fmt: skip
+        began = time.process_time()
+        turns, samplings = arrange(recorded)
+        took = time.process_time() - began
+        assert [one.sampling for one in turns[:4]] == [0, 1, 1, 2]
+        assert [samplings[one.sampling].max_tokens for one in turns[:4]] == [1, 2, 2, 3]
+        return took
+
+    assert arranged(4000) < 1.0  # 50 s if each sampling is compared with all others
 
 
 async def in_a_task_group(episode: Episode) -> None:

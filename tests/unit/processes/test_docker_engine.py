@@ -95,6 +95,45 @@ def test_an_engine_that_hangs_is_silent_and_may_come_back(
     on(tmp_path, {"POST /containers/a/rename": hangs}, test)
 
 
+def test_a_slow_engine_that_many_calls_wait_for_is_not_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call is answered in time, but the last one waits for its turn longer than that."""
+    monkeypatch.setattr(headrace.services.processes.docker.docker_engine, "CALL_S", 1)
+    monkeypatch.setattr(headrace.services.processes.docker.docker_engine, "CALLS", 2)
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.sleep(0.4)
+        await says({})(reader, writer)
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        await engine.rename("a", "b")
+        began = time.monotonic()
+        await asyncio.gather(*(engine.rename("a", "b") for _ in range(8)))
+        assert time.monotonic() - began > 1.5
+        assert made.open <= 2
+
+    on(tmp_path, {"POST /containers/a/rename": slow}, test)
+
+
+def test_who_gives_up_waiting_for_a_turn_takes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(headrace.services.processes.docker.docker_engine, "CALLS", 1)
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        for _ in range(5):
+            calls = [asyncio.create_task(engine.info()) for _ in range(5)]
+            await asyncio.sleep(0.02)
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+        async with asyncio.timeout(5):
+            assert await engine.info() == {"Name": "x"}
+
+    on(tmp_path, {"GET /info": says({"Name": "x"})}, test)
+
+
 def test_an_engine_that_hangs_as_it_connects_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,8 @@ logger = logging.getLogger(__name__)
 
 ANY = Which("")
 OVERDUE_S = 60.0
-"""Seconds after its deadline when any worker removes a container; clocks differ."""
+"""Seconds after its deadline when any worker removes a container; clocks differ. Also the seconds
+between two looks for such containers, which list those of all episodes on the host."""
 UNREACHABLE = ("engine_unreachable", "engine_silent")
 """Codes of the errors after which a host gets no new episodes until it answers again."""
 UP = Gauge(
@@ -51,6 +52,8 @@ class SandboxHost:
         self._free = asyncio.Semaphore(self._slots)
         self._episodes = 0
         self._checked = False
+        self._look_at = 0.0
+        """When the host is looked through for overdue containers again, in the loop's time."""
         self._checking = asyncio.Lock()
         self._idle: set[str] = set()
         """Names of the containers not in use that this worker pooled or made ready."""
@@ -283,6 +286,10 @@ class SandboxHost:
             attempt = open_attempt(name.task, name.sample)
             if attempt is None or name.attempt < attempt:
                 await self.discard(each, "that no open episode needs")
+        loop = asyncio.get_running_loop()
+        if loop.time() < self._look_at:  # another partition's sweep has done it
+            return
+        self._look_at = loop.time() + OVERDUE_S
         for each in await self.source.find({f"{LABEL}deadline": ""}, ANY):
             if _deadline(each) + OVERDUE_S < now():
                 await self.discard(each, "past its deadline")

@@ -3,21 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import io
 import json
 import os
-from collections.abc import Awaitable, Callable
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import aiohttp
 import pytest
 
+from headrace.schemas.events import (
+    Event,
+    GenerationCompleted,
+    GenerationRequested,
+    ObservationRecorded,
+    Ref,
+)
 from headrace.services.agent.gateway import server as server_module
 from headrace.services.agent.gateway.chat_session import ChatSession
 from headrace.services.agent.gateway.episode_queue import Keys
 from headrace.services.agent.gateway.server import BODY_BYTES, GatewayServer
 from tests.unit.agent.gateway.test_chat_session import converse, user
+from tests.unit.agent.gateway.test_program import Chatting
+
+Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 BOUND_S = 60.0
 HELLO = {"model": "policy", "messages": [user("hello")]}
@@ -107,26 +120,190 @@ def test_a_compressed_body_is_not_decompressed() -> None:
     against(harm)
 
 
-def test_few_large_bodies_are_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    held, most = 0, 0
-    answer = GatewayServer._answer
+LARGE = json.dumps({**HELLO, "user": "x" * (2 << 20)}).encode()
 
-    async def counting(self: GatewayServer, session: ChatSession, http: Any) -> Any:
+
+def test_few_large_bodies_are_read_at_once_and_one_of_an_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held, most = 0, 0
+    read = server_module._body
+
+    async def counting(http: Any) -> bytes:
         nonlocal held, most
         held += 1
         most = max(most, held)
         try:
-            return await answer(self, session, http)
+            return await read(http)
         finally:
             held -= 1
 
     monkeypatch.setattr(server_module, "LARGE_BODIES", 2)
-    monkeypatch.setattr(GatewayServer, "_answer", counting)
+    monkeypatch.setattr(server_module, "_body", counting)
 
-    async def harm(_: GatewayServer, url: str, keys: Keys) -> None:
-        large = json.dumps({**HELLO, "user": "x" * (2 << 20)}).encode()
-        answers = await asyncio.gather(*(post(url, keys.chat, large) for _ in range(12)))
-        assert set(answers) == {200}
+    async def serve(session: ChatSession) -> None:
+        async with gateway(session, 4) as (url, keys, _):
+            one = await asyncio.gather(*(post(url, keys[0], LARGE) for _ in range(6)))
+            assert (set(one), most) == ({200}, 1)
+            all_of_them = await asyncio.gather(*(post(url, key, LARGE) for key in 3 * keys))
+            assert (set(all_of_them), most) == ({200}, 2)
 
-    against(harm)
-    assert most == 2
+    converse(serve, max_turns=100)
+
+
+@asynccontextmanager
+async def gateway(
+    session: ChatSession, count: int
+) -> AsyncIterator[tuple[str, list[str], list[ChatSession]]]:
+    """A gateway with several sessions of one episode: its URL, and their chat keys."""
+    server = GatewayServer()
+    url = await server.start("127.0.0.1", 0)
+    sessions = [session]
+    sessions += [ChatSession(session._episode, session._dialect) for _ in range(count - 1)]
+    with ExitStack() as stack:
+        keys = [stack.enter_context(server.admitting(one)).chat for one in sessions]
+        async with asyncio.timeout(BOUND_S):
+            yield url, keys, sessions
+    await server.aclose()
+
+
+async def begin(url: str, key: str, length: int, body: bytes = b"") -> Connection:
+    """Begins a request of a body of `length` bytes, and sends only `body`."""
+    port = int(url.rpartition(":")[2].partition("/")[0])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\n"
+    writer.write(f"{head}Content-Length: {length}\r\n\r\n".encode() + body)
+    await writer.drain()
+    return reader, writer
+
+
+async def holds(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(BOUND_S):
+        while not true():
+            await asyncio.sleep(0.01)
+
+
+def test_bodies_that_never_come_keep_no_other_episode_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server_module, "LARGE_BODIES", 2)
+
+    async def serve(session: ChatSession) -> None:
+        async with gateway(session, 2) as (url, (hostile, other), _):
+            stalled = [await begin(url, hostile, len(LARGE)) for _ in range(8)]
+            async with asyncio.timeout(BOUND_S / 2):
+                assert await post(url, other, LARGE) == 200
+            for _, writer in stalled:
+                writer.close()
+
+    converse(serve, max_turns=100)
+
+
+def test_a_body_that_does_not_come_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its client would never be gone, and its episode could not end."""
+    monkeypatch.setattr(server_module, "BODY_S", 0.2)
+
+    async def serve(session: ChatSession) -> None:
+        async with gateway(session, 1) as (url, keys, _):
+            reader, writer = await begin(url, keys[0], 100)
+            assert b" 408 " in await reader.readline()
+            writer.close()
+            await session.drain()
+
+    converse(serve)
+
+
+def test_a_client_whose_large_body_waits_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "LARGE_BODIES", 1)
+
+    async def serve(session: ChatSession) -> None:
+        async with gateway(session, 2) as (url, keys, (_, waiting)):
+            _, writer = await begin(url, keys[0], len(LARGE))
+            await holds(session.uploading.locked)
+            asking = asyncio.create_task(post(url, keys[1], LARGE))
+            await holds(waiting.uploading.locked)
+            await asyncio.sleep(0.05)
+            assert waiting.silent_s == 0.0
+            draining = asyncio.create_task(waiting.drain())
+            await asyncio.sleep(0)
+            assert not draining.done()  # what it asks for belongs to the trajectory
+            writer.close()
+            assert await asking == 200
+            await draining
+
+    converse(serve, max_turns=100)
+
+
+class Silent(Chatting):
+    """Keeps no prompt, and answers none before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[Event] = []
+
+    async def send(self, event: Event) -> Ref:
+        if not isinstance(event, GenerationRequested):
+            return await super().send(event)
+        self.asked.append(event.model_copy(update={"chat": ""}))
+        return Ref(topic="t", partition=0, offset=1, digest=bytes(16))
+
+    def answer_all(self) -> None:
+        assert self.run is not None
+        for event in self.asked:
+            answer = self.answer(event)
+            assert answer is not None
+            self.run.on_answer(answer)
+
+
+def test_what_was_said_takes_no_memory_while_the_policy_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor does a request whose answer takes minutes keep the large ones of others waiting."""
+    monkeypatch.setattr(server_module, "LARGE_BODIES", 1)
+    world, count, size = Silent(), 12, 2_000_000
+
+    async def serve(session: ChatSession) -> None:
+        async with gateway(session, 1) as (url, keys, _):
+            tracemalloc.start()
+            try:
+                bodies = [
+                    json.dumps({**HELLO, "messages": [user(f"{n}" + "x" * size)]}).encode()
+                    for n in range(count)
+                ]
+                asking = [asyncio.create_task(post(url, keys[0], body)) for body in bodies]
+                await holds(lambda: len(world.asked) == count)
+                gc.collect()
+                # The client has two copies of each body.
+                taken = tracemalloc.get_traced_memory()[0] - 2 * sum(map(len, bodies))
+            finally:
+                tracemalloc.stop()
+            world.answer_all()
+            assert set(await asyncio.gather(*asking)) == {200}
+            assert taken < size * count / 4
+
+    converse(serve, world, max_turns=100, max_tokens=10_000)
+
+
+def test_a_stream_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "DELIVER_S", 0.3)
+
+    class Long(Chatting):
+        def answer(self, event: Event) -> GenerationCompleted | ObservationRecorded | None:
+            found = super().answer(event)
+            if isinstance(found, GenerationCompleted):
+                return found.model_copy(update={"text": "x" * (32 << 20)})
+            return found
+
+    world = Long()
+
+    async def serve(session: ChatSession) -> None:
+        async with gateway(session, 1) as (url, keys, _):
+            body = json.dumps({**HELLO, "stream": True}).encode()
+            _, writer = await begin(url, keys[0], len(body), body)
+            await holds(lambda: bool(session._episode.turns))
+            await session.drain()
+            writer.close()
+
+    converse(serve, world)
+    (turn,) = world.trajectory().turns
+    assert not turn.trainable

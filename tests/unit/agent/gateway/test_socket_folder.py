@@ -13,7 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from headrace.services.agent.gateway.container import EPISODE, FOLDER, LIFELINE, socket_folder
+from headrace.services.agent.gateway.container import (
+    EPISODE,
+    FOLDER,
+    LIFELINE,
+    socket_folder,
+    sweep_folders,
+)
 
 OTHER = 54321
 """A user of the host that is not the worker's."""
@@ -71,10 +77,6 @@ def test_only_the_workers_user_enters_it(temporary: Path, umask: int) -> None:
 
 
 def test_only_folders_of_the_workers_user_are_swept(temporary: Path) -> None:
-    async def main() -> None:
-        async with socket_folder(b""):
-            pass
-
     leave(temporary / f"{FOLDER}ours")
     target = leave(temporary / "target")
     (temporary / f"{FOLDER}link").symlink_to(target)
@@ -82,7 +84,7 @@ def test_only_folders_of_the_workers_user_are_swept(temporary: Path) -> None:
     if os.geteuid() == 0:
         os.chown(leave(temporary / f"{FOLDER}theirs"), OTHER, OTHER)
         expected.append(f"{FOLDER}theirs")
-    asyncio.run(main())
+    sweep_folders()
     assert names(temporary) == sorted(expected)
     assert names(target) == ["shared"]
 
@@ -102,8 +104,8 @@ def test_only_the_relay_is_held(temporary: Path) -> None:
                 writer.write_eof()
                 assert await other.read() == b""
                 writer.close()
-            async with socket_folder(b""):  # sweeps
-                await asyncio.sleep(0.1)
+            await asyncio.to_thread(sweep_folders)
+            await asyncio.sleep(0.1)
             assert not relay.at_eof()
             folder.close()
             assert await relay.read() == b""
