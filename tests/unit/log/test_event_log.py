@@ -158,7 +158,10 @@ def test_the_dead_letter_of_a_record_that_is_too_large_says_only_where_it_lies(
         assert (dead.key, dead.value) == (b"", b"")
         headers = {name.removeprefix(WHY): text for name, text in dead.headers}
         assert headers.pop("exception.message")
-        assert (headers.pop("topic"), headers.pop("offset")) == (RUNS_PARTITION.topic.encode(), b"4")
+        assert (headers.pop("topic"), headers.pop("offset")) == (
+            RUNS_PARTITION.topic.encode(),
+            b"4",
+        )
         assert len(headers) == 3
 
     run(test)
