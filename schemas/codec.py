@@ -124,7 +124,7 @@ class Codec:
                 f" at most {MAX_RECORD_BYTES}. Put large data into the blob store"
             )
         value = body.getvalue()
-        if _has_too_many_values(_own_schema(event_type), value):
+        if _has_too_many_values(_own_schema(event_type), value, UNCOUNTED_BYTES):
             raise TooLarge(
                 f"{event_type.__name__} {event.event_id} has more than {MAX_VALUES} values. Put"
                 f" large data into the blob store"
@@ -148,12 +148,14 @@ class Codec:
             raise DecodeError("no Confluent framing (byte 0 and a schema id of 4 bytes)", value)
         schema_id = _FRAME.unpack_from(value)[1]
         writer, reader = self._writer(event_type, schema_id, value), _own_schema(event_type)
-        if _has_too_many_values(writer, value):
+        agree = writer.canonical == reader.canonical
+        # By another schema, each byte may stand for thousands of values.
+        if _has_too_many_values(writer, value, UNCOUNTED_BYTES if agree else 0):
             raise DecodeError(f"the {name} has more than {MAX_VALUES} values", value)
         body = io.BytesIO(value)
         body.seek(_FRAME.size)
         # If the schemas agree, fastavro reads faster without the reader's.
-        resolution = None if writer.canonical == reader.canonical else reader.schema
+        resolution = None if agree else reader.schema
         try:
             fields = fastavro.schemaless_reader(body, writer.schema, resolution)
         except _UNREADABLE as error:
@@ -183,8 +185,8 @@ class Codec:
         return writer
 
 
-def _has_too_many_values(writer: _Parsed, value: bytes) -> bool:
-    if len(value) <= UNCOUNTED_BYTES:
+def _has_too_many_values(writer: _Parsed, value: bytes, uncounted_bytes: int) -> bool:
+    if len(value) <= uncounted_bytes:
         return False
     return count_values(writer.schema, value, _FRAME.size) > MAX_VALUES
 

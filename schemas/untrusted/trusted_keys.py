@@ -26,10 +26,10 @@ class TrustedKeys:
         tenants = {
             str(name): keys
             for name in _table(scheduler, "tenants")
-            if (keys := _texts(_table(_table(scheduler, "tenants"), name).get("keys")))
+            if (keys := texts_in(_table(_table(scheduler, "tenants"), name).get("keys")))
         }
         required = scheduler.get("require_keys") is True
-        return cls(tenants, _texts(scheduler.get("operators")), required)
+        return cls(tenants, texts_in(scheduler.get("operators")), required)
 
     @cached_property
     def keys(self) -> frozenset[str]:
@@ -91,6 +91,7 @@ def _table(tree: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _texts(found: object) -> tuple[str, ...]:
+def texts_in(found: object) -> tuple[str, ...]:
+    """Returns the texts of a list in a recorded recipe; none if it is no list."""
     listed = isinstance(found, Sequence) and not isinstance(found, str)
     return tuple(map(str, found)) if listed and isinstance(found, Sequence) else ()

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 UNCOUNTED_BYTES = 64 * 1024
-"""A body up to this size is not counted: it can't hold too many values."""
+"""A body of our own schemas up to this size is not counted: it can't hold too many values."""
 MAX_VALUES = 200_000
 """Maximum number of values in a record. Each item, map entry, field and record counts as one."""
 

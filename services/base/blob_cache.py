@@ -25,6 +25,8 @@ UNUSED_S = 3600.0
 """A blob that was not used for this long is removed."""
 PART = "get-"
 """Begins the names of files that are not whole yet."""
+LOCK = ".lock"
+"""Ends the names of files that say which blobs are being fetched."""
 
 
 class BlobCache:
@@ -53,7 +55,7 @@ class BlobCache:
 
         They wait for `wait_s`, and then go on. It may be fetched twice.
         """
-        path = self.folder / f"{blob.sha256.hex()}.lock"
+        path = self.folder / f"{blob.sha256.hex()}{LOCK}"
         with path.open("w") as lock:
             until_s = time.monotonic() + wait_s
             while time.monotonic() < until_s:
@@ -120,24 +122,30 @@ class BlobCache:
         private_folder(self.folder)
         for path in self.folder.iterdir():
             with suppress(FileNotFoundError):  # another process removed it
-                status = path.stat()
-                if status.st_mtime < time.time() - UNUSED_S:
-                    path.unlink()
-                elif not path.name.startswith(PART) or not _remove_left(path):
-                    continue
-                freed += status.st_size
+                status = path.lstat()
+                if self._remove_if_unused(path, status.st_mtime < time.time() - UNUSED_S):
+                    freed += status.st_size
         return freed
+
+    def _remove_if_unused(self, path: Path, old: bool) -> bool:
+        if path.name.endswith(LOCK):
+            # The lock of a fetch is as old as the fetch, which may take hours.
+            return old and _remove_left(path)
+        if old and not path.is_dir():
+            path.unlink()
+            return True
+        return path.name.startswith(PART) and _remove_left(path)
 
     def _path(self, blob: Blob) -> Path:
         return self.folder / blob.sha256.hex()
 
 
-def _remove_left(part: Path) -> bool:
-    """Removes an unfinished file if its process has died. Returns whether it did."""
+def _remove_left(left: Path) -> bool:
+    """Removes an unfinished file or a lock if its process has died. Returns whether it did."""
     try:
-        with part.open("r+b") as file:
+        with left.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            part.unlink()
+            left.unlink()
     except OSError:  # its process lives, or the file system has no locks
         return False
     return True

@@ -10,9 +10,13 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol
 
 from headrace.errors import RecordsLost
+from headrace.schemas.topics import MAX_RECORD_BYTES
 from headrace.schemas.topics import Partition as Partition
 
 Headers = list[tuple[str, bytes]]
+MAX_MESSAGE_BYTES = MAX_RECORD_BYTES + 60 * 1024
+"""The most bytes of a record that is sent: of its key, its value and its headers. New topics accept
+4 KiB more, for what Kafka adds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,12 @@ class Outgoing:
     patient: bool = False
     """Whether its sender may learn a moment later than necessary that it is durable. A process that
     also reads then has less to do."""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it takes in a request."""
+        headers = sum(len(name.encode()) + len(value) + 10 for name, value in self.headers)
+        return len(self.key) + len(self.value) + headers
 
 
 class Permission(NamedTuple):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headrace.errors import UsageError
+from headrace.services.kafka.broker import MAX_MESSAGE_BYTES
 
 MEANINGS = {
     "CONNWARN": "a connection to a broker looks wrong",
@@ -81,8 +82,6 @@ DELIVERY_S = 30.0
 """A send is durable or has failed within this time."""
 HEARTBEAT_MS = 500
 """A member learns at its next heartbeat that another one joins, twice for each join."""
-MESSAGE_LIMIT = 8 * 1024 * 1024
-"""Bytes of the largest record that a client accepts. A topic may have a lower limit."""
 GATHER_MS = 5
 """How long a record that may be gathered waits for others. Each request costs the broker and the
 client much more than a record in it does."""
@@ -167,7 +166,7 @@ class KafkaSettings:
             "socket.connection.setup.timeout.ms": 5_000,
             "socket.nagle.disable": True,
             "log.connection.close": False,
-            "message.max.bytes": MESSAGE_LIMIT,
+            "message.max.bytes": MAX_MESSAGE_BYTES,
             "topic.metadata.refresh.interval.ms": 30_000,
             "topic.metadata.propagation.max.ms": 5_000,
             "allow.auto.create.topics": False,

@@ -16,11 +16,17 @@ from confluent_kafka import (
     murmur2,
 )
 
-from headrace.services.kafka.broker import Committed, Outgoing, Partition, Record
+from headrace.services.kafka.broker import Committed, Headers, Outgoing, Partition, Record
 from headrace.services.kafka.client_settings import Properties, logger
 from headrace.services.kafka.failures import as_failure
 
 WATERMARKS_S = 2.0
+MAX_HEADERS = 1_000
+"""A record with more headers is read without its headers: millions fit into one record."""
+RECORD_WEIGHT = 1_024
+"""Bytes that a record counts for in addition to its content."""
+HEADER_WEIGHT = 100
+"""Bytes that a header counts for in addition to its value."""
 
 
 def make_consumer(
@@ -65,13 +71,29 @@ def produce(
 
 
 def to_record(message: Message) -> Record:
-    """A message as a record."""
+    """A message as a record. Headers that can't be read are left out, all of them."""
     partition, offset = location(message)
-    # Any program may write a header without a value.
-    given: list[tuple[str, bytes | None]] = message.headers() or []  # type: ignore[assignment]
-    headers = [(name, value or b"") for name, value in given]
     timestamp = message.timestamp()[1] / 1_000
-    return Record(partition, offset, timestamp, message.key(), message.value(), headers)
+    return Record(partition, offset, timestamp, message.key(), message.value(), _headers(message))
+
+
+def _headers(message: Message) -> Headers:
+    """Any program may write headers without a value, and names that are not UTF-8."""
+    given: list[tuple[str, bytes | None]]
+    try:
+        given = message.headers() or []  # type: ignore[assignment]
+    except (SystemError, UnicodeDecodeError):
+        # confluent-kafka 2.16 raises SystemError. Don't ask again: it would return a broken list.
+        return []
+    if len(given) > MAX_HEADERS:
+        return []
+    return [(name, value or b"") for name, value in given]
+
+
+def weight(record: Record) -> int:
+    """About how many bytes a record takes in memory."""
+    headers = sum(HEADER_WEIGHT + len(value) for _, value in record.headers)
+    return RECORD_WEIGHT + len(record.key or b"") + len(record.value or b"") + headers
 
 
 def location(message: Message) -> tuple[Partition, int]:

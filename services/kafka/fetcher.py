@@ -24,6 +24,7 @@ from headrace.services.kafka.convert import (
     to_record,
     topic_partitions,
     watermarks,
+    weight,
 )
 from headrace.services.kafka.failures import FINAL, as_failure, failure
 
@@ -71,7 +72,7 @@ class Fetcher:
         wanted: dict[Partition, deque[int]] = {}
         for position in sorted(set(positions), key=lambda at: (at.partition, at.offset)):
             if (record := self._cache.pop(position, None)) is not None:
-                self._cached_bytes -= len(record.value or b"")
+                self._cached_bytes -= weight(record)
                 found[position] = record
             else:
                 wanted.setdefault(position.partition, deque()).append(position.offset)
@@ -167,11 +168,14 @@ class Fetcher:
 
     def _keep(self, record: Record) -> None:
         """Caches a record that is not wanted yet, and drops the oldest ones for it."""
-        self._cache[Position(record.partition, record.offset)] = record
-        self._cached_bytes += len(record.value or b"")
+        position = Position(record.partition, record.offset)
+        if (again := self._cache.pop(position, None)) is not None:  # read before, further back
+            self._cached_bytes -= weight(again)
+        self._cache[position] = record
+        self._cached_bytes += weight(record)
         while self._cached_bytes > CACHE_BYTES:
             _, oldest = self._cache.popitem(last=False)
-            self._cached_bytes -= len(oldest.value or b"")
+            self._cached_bytes -= weight(oldest)
 
     def _gone(self, partition: Partition, offsets: deque[int] | None) -> RecordsLost:
         return records_lost(

@@ -27,12 +27,14 @@ from headrace.services.kafka.broker import End, Partition, Record, records_lost
 from headrace.services.kafka.client_settings import Properties
 from headrace.services.kafka.client_settings import logger as client_logger
 from headrace.services.kafka.convert import (
+    RECORD_WEIGHT,
     lag_of,
     location,
     make_consumer,
     to_record,
     topic_partitions,
     watermarks,
+    weight,
 )
 from headrace.services.kafka.failures import FINAL, as_failure, failure
 
@@ -45,8 +47,6 @@ QUIET_POLL_S, QUIET_S = 0.1, 2.0
 BATCH = 500
 HANDED_OVER = 8 * 1024 * 1024
 """The most bytes of records that were read and that the loop has not taken yet."""
-RECORD_WEIGHT = 1_024
-"""Bytes that a record counts for in addition to its value."""
 ROOM_S = 0.1
 LAG_EVERY_S = 2.0
 """Seconds between two measurements of the lag."""
@@ -345,6 +345,4 @@ def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> 
 
 
 def _weight(item: Record | End) -> int:
-    if isinstance(item, End) or item.value is None:
-        return RECORD_WEIGHT
-    return RECORD_WEIGHT + len(item.value)
+    return RECORD_WEIGHT if isinstance(item, End) else weight(item)

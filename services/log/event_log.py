@@ -32,6 +32,7 @@ from headrace.services.kafka.broker import (
     Record,
 )
 from headrace.services.kafka.schema_registry import SchemaRegistry
+from headrace.services.log.dead_letter import dead_letter_of
 from headrace.services.log.references import (
     check_partition,
     check_trajectories,
@@ -51,8 +52,6 @@ logger = logging.getLogger(__name__)
 E = TypeVar("E", bound=Event, covariant=True)
 
 
-WHY = "__connect.errors."
-"""Prefix of Kafka Connect's headers for a dead letter's origin and reason."""
 FETCHED_AT_ONCE = 64
 """References whose records `fetch_each` holds in memory at once."""
 
@@ -244,8 +243,8 @@ class EventLog:
     async def dead_letter(self, record: Record, reason: str) -> None:
         """Parks a record in `dead-letters`, unless the log is `read_only`.
 
-        The dead letter has the record's key, value and headers, and headers for its origin and
-        the reason.
+        The dead letter has the record's key, value and headers, unless it is too large, and headers
+        for its origin and the reason.
         """
         reason = REDACTOR.text(reason)
         logger.warning(
@@ -258,19 +257,8 @@ class EventLog:
         if self._read_only:
             return
         DEAD.labels(record.partition.topic).inc()
-        origin = {
-            "topic": record.partition.topic,
-            "partition": str(record.partition.number),
-            "offset": str(record.offset),
-            "connector.name": self.source,
-            "stage": "VALUE_CONVERTER",
-            "exception.message": reason,
-        }
-        headers = [(f"{WHY}{name}", text.encode()) for name, text in origin.items()]
-        name = self.topics.name(DEAD_LETTERS)
-        await self.broker.send(
-            Outgoing(name, record.key or b"", record.value or b"", [*record.headers, *headers])
-        )
+        topic = self.topics.name(DEAD_LETTERS)
+        await self.broker.send(dead_letter_of(record, reason, self.source, topic))
 
     async def fetch(self, refs: Sequence[Ref]) -> list[Event]:
         """The events that references name, in the given order.

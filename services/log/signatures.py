@@ -36,6 +36,7 @@ from headrace.errors import DecodeError, UsageError
 from headrace.schemas.events import Event, PolicyPublished
 from headrace.schemas.topics import Topics
 from headrace.schemas.untrusted.public_keys import key_bytes, key_text
+from headrace.schemas.untrusted.trusted_keys import texts_in
 from headrace.services.base import clock
 from headrace.services.base.files import private
 from headrace.services.base.redactor import REDACTOR
@@ -291,7 +292,7 @@ def signers_of(recipe: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     policies = recipe.get("policies")
     found = policies if isinstance(policies, Mapping) else {}
     return {
-        name: tuple(map(str, policy["signers"]))
+        name: keys
         for name, policy in found.items()
-        if isinstance(policy, Mapping) and policy.get("signers")
+        if isinstance(policy, Mapping) and (keys := texts_in(policy.get("signers")))
     }

@@ -8,7 +8,15 @@ from contextlib import asynccontextmanager
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import BATCHES, EPISODES, POOL_PARTITIONS, PROMPTS, RUNS, Topics
+from headrace.schemas.topics import (
+    BATCHES,
+    EPISODES,
+    NAME,
+    POOL_PARTITIONS,
+    PROMPTS,
+    RUNS,
+    Topics,
+)
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection, connect, locate
@@ -29,9 +37,12 @@ def run_names(first: str) -> Iterator[str]:
 
 
 def namespaces_in(existing: Mapping[str, int]) -> list[str]:
-    """Returns the names of all namespaces that a broker's topics belong to, sorted."""
+    """Returns the names of all namespaces that a broker's topics belong to, sorted.
+
+    Other programs may have topics whose names look so, but no namespace can have such a name.
+    """
     matches = (_RUNS.fullmatch(name) for name in existing)
-    return sorted(match[1] for match in matches if match is not None)
+    return sorted(match[1] for match in matches if match is not None and NAME.match(match[1]))
 
 
 def topics_of(recipe: Recipe, namespace: str) -> Topics:
@@ -87,12 +98,14 @@ async def find_namespace(
     """Returns the topics and the life of the namespace `name`.
 
     If `name` is None, it takes the newest run for which `preferred` is true; without such a run,
-    the newest one that is not a replay; and without that, the newest one. Raises UsageError if
-    the broker has no namespace `name`, or has no namespace and `name` is None.
+    the newest one that is not a replay; and without that, the newest one. Namespaces that lack
+    topics are left out, since somebody creates them just now, or has only deleted some. Raises
+    UsageError if the broker has no namespace `name`, or has no namespace and `name` is None.
     """
     existing = await connection.broker.list_topics()
+    whole = [one for one in namespaces_in(existing) if EPISODES.real_name(one) in existing]
     found = []
-    for each in namespaces_in(existing) if name is None else [name]:
+    for each in whole if name is None else [name]:
         topics = topics_in(existing, each)
         life = await read_life(connection.log(topics))
         found.append((topics, life))

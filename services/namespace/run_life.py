@@ -12,8 +12,8 @@ from headrace.errors import UsageError
 from headrace.schemas.events import RunStateEntered
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import RUNS
-from headrace.schemas.untrusted.trusted_keys import TrustedKeys
+from headrace.schemas.topics import NAME, RUNS
+from headrace.schemas.untrusted.trusted_keys import TrustedKeys, texts_in
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.services.log.signatures import signers_of
@@ -39,22 +39,31 @@ class RunLife:
         return "absent" if newest is None else newest.state
 
     @property
+    def tree(self) -> dict[str, Any]:
+        """The run's recipe as its record has it. Other teams' recipes may be anything.
+
+        It is empty if the record holds no table.
+        """
+        try:
+            found = json.loads(self.started.recipe) if self.started is not None else {}
+        except (ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    @property
     def reads_from(self) -> tuple[str, ...]:
         """The other namespaces into which references may lead, by the run's recipe."""
-        recipe = "" if self.started is None else self.started.recipe
-        return tuple(json.loads(recipe or "{}").get("reads_from", ()))
+        return tuple(name for name in texts_in(self.tree.get("reads_from")) if NAME.match(name))
 
     @property
     def signers(self) -> dict[str, tuple[str, ...]]:
         """The keys that must sign each policy's versions, by the run's recipe."""
-        recipe = "" if self.started is None else self.started.recipe
-        return signers_of(json.loads(recipe or "{}"))
+        return signers_of(self.tree)
 
     @property
     def trusted(self) -> TrustedKeys:
         """The keys that may act for tenants, by the run's recipe."""
-        recipe = "" if self.started is None else self.started.recipe
-        return TrustedKeys.of_tree(json.loads(recipe or "{}"))
+        return TrustedKeys.of_tree(self.tree)
 
     @property
     def replay_of(self) -> str | None:

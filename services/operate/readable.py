@@ -10,7 +10,8 @@ from pydantic import BaseModel
 from headrace.errors import DecodeError
 from headrace.schemas.packed import unpack_f32, unpack_i32
 from headrace.services.kafka.broker import Record
-from headrace.services.log.event_log import WHY, EventLog
+from headrace.services.log.dead_letter import WHY
+from headrace.services.log.event_log import EventLog
 
 _FLOATS = frozenset({"advantages", "logprobs", "teacher", "turn_rewards"})
 _DIGESTS = frozenset({"digest", "recipe", "sha256", "state"})

@@ -20,6 +20,9 @@ MAX_SAMPLES = 4_096
 MAX_START_BYTES = 64_000_000
 """Maximum size of a task times its samples, in bytes of its text."""
 
+MAX_ID_BYTES = 65_536
+"""Maximum length of a source, a task_id or an item_id in UTF-8. Records carry them up to three
+times: in the key, in a header and in the value."""
 MAX_LABELS = 64
 """Maximum number of labels of a task. Each of its terminal records repeats them."""
 MAX_LABEL_NAME = 64
@@ -71,7 +74,8 @@ def refusal(recipe: Recipe, submitted: TaskSubmitted) -> Failure | None:
         return refused(
             "bad_task", "max_turns, max_tokens, deadline_s and attempts must be at least 1"
         )
-    return _bad_json(submitted) or _bad_files(recipe, submitted) or _bad_labels(submitted)
+    bad = _bad_json(submitted) or _bad_files(recipe, submitted) or _bad_labels(submitted)
+    return bad or _long_ids(submitted)
 
 
 def size_of(submitted: TaskSubmitted) -> int:
@@ -122,6 +126,13 @@ def _bad_files(recipe: Recipe, submitted: TaskSubmitted) -> Failure | None:
         return refused("bad_artifacts", f"artifacts: {error}")
     if sizes and environment is None:
         return refused("bad_artifacts", "artifacts: a task without an environment takes no files")
+    return None
+
+
+def _long_ids(submitted: TaskSubmitted) -> Failure | None:
+    for name in ("source", "task_id", "item_id"):
+        if (size := _bytes(getattr(submitted, name))) > MAX_ID_BYTES:
+            return refused("bad_task", f"{name} has {size:,} bytes; {MAX_ID_BYTES:,} are allowed")
     return None
 
 

@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -22,8 +23,10 @@ from confluent_kafka.admin import AdminClient
 from headrace.errors import DependencyError, HeadraceError, RecordsLost, UsageError
 from headrace.infra import local
 from headrace.infra.local.detached import ProcessId, free_port, wait_for_exit
+from headrace.schemas.topics import MAX_RECORD_BYTES, TASKS
 from headrace.services.kafka import admin, kafka_broker, producer
 from headrace.services.kafka.broker import (
+    MAX_MESSAGE_BYTES,
     Committed,
     End,
     Outgoing,
@@ -37,6 +40,7 @@ from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.consumer import KafkaSubscription
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.kafka.poller import Poller
+from headrace.services.namespace.apply import topic_configuration
 
 LIMIT_S = 90
 
@@ -436,6 +440,69 @@ def test_a_writer_goes_on_after_a_write_that_failed(kafka: str, namespace: str) 
             seen += await reader.read()
         values = [item.value for item in seen if isinstance(item, Record)]
         assert values == [b"0", b"1", b"2", b"after"]
+        await broker.close()
+
+    drive(main)
+
+
+def test_the_largest_event_can_be_sent_and_the_largest_record_can_be_read(
+    kafka: str, namespace: str
+) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        name = f"{namespace}.things.v1"
+        await broker.create_topics({name: (1, topic_configuration(TASKS))})
+        headers = [("header", bytes(MAX_MESSAGE_BYTES - MAX_RECORD_BYTES - 2_000))]
+        largest = Outgoing(name, b"k" * 1_000, os.urandom(MAX_RECORD_BYTES), headers)
+        assert MAX_MESSAGE_BYTES - 2_000 < largest.size <= MAX_MESSAGE_BYTES
+        await broker.send(largest)
+        reader = broker.reader()
+        await reader.assign({Partition(name, 0): 0})
+        (record,) = await read_records(reader, 1)
+        assert (record.value, record.headers) == (largest.value, headers)
+        await broker.close()
+
+    drive(main)
+
+
+STRANGER = """
+import asyncio, sys
+from aiokafka import AIOKafkaProducer
+
+class NotText(str):
+    def encode(self, *_):
+        return b"\\xff"
+
+async def main():
+    producer = AIOKafkaProducer(bootstrap_servers=sys.argv[1])
+    await producer.start()
+    await producer.send_and_wait(sys.argv[2], b"value", headers=[(NotText("a"), b"1")])
+    await producer.stop()
+
+asyncio.run(main())
+"""
+"""Sends a record with a header whose name is not UTF-8, which most clients can't."""
+
+
+def test_a_header_whose_name_is_not_text_ends_no_reader(kafka: str, namespace: str) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        stranger = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", STRANGER, kafka, partition.topic),
+            env={**os.environ, "AIOKAFKA_NO_EXTENSIONS": "1"},
+        )
+        assert await stranger.wait() == 0
+        await broker.send(Outgoing(partition.topic, b"k", b"after", [("name", b"1")]))
+        reader = broker.reader()
+        await reader.assign({partition: 0})
+        read = await read_records(reader, 2)
+        fetched = await broker.fetch([Position(partition, 0)])
+        assert [(one.value, one.headers) for one in [*read, *fetched]] == [
+            (b"value", []),
+            (b"after", [("name", b"1")]),
+            (b"value", []),
+        ]
         await broker.close()
 
     drive(main)

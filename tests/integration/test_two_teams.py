@@ -18,7 +18,8 @@ from headrace.schemas.topics import DEAD_LETTERS, TASKS, Topics
 from headrace.services.kafka.broker import Broker, Outgoing, Partition, Position
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.kafka_broker import KafkaBroker
-from headrace.services.log.event_log import WHY, EventLog
+from headrace.services.log.dead_letter import WHY
+from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import Patience
 from headrace.services.models.blob_owners import owner_name
 from headrace.services.operate.acls.grant import Grants, give_access

@@ -22,7 +22,7 @@ from headrace.schemas.events import (
     Turn,
 )
 from headrace.services.kafka.broker import Partition, Record
-from headrace.services.log.event_log import WHY
+from headrace.services.log.dead_letter import WHY
 from headrace.services.models.weights import weights_digest
 from headrace.services.operate.verify.invariants.log_facts import Facts
 from headrace.trainer.loader import build_updates

@@ -41,8 +41,16 @@ from headrace.schemas.topics import (
     Topics,
 )
 from headrace.services.base.clock import now
-from headrace.services.kafka.broker import Headers, Outgoing, Partition, Position, Record
-from headrace.services.log.event_log import WHY, EventLog
+from headrace.services.kafka.broker import (
+    MAX_MESSAGE_BYTES,
+    Headers,
+    Outgoing,
+    Partition,
+    Position,
+    Record,
+)
+from headrace.services.log.dead_letter import WHY
+from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, Patience, read_records
 from headrace.services.operate.audit.audit_trail import operation
 
@@ -199,7 +207,12 @@ async def refusal(log: EventLog, dead_letter: DeadLetter, original: Record | Non
             "Write the event again by its own source"
         )
     if (original.key or b"", original.value or b"") != (dead_letter.key, dead_letter.value):
-        return f"it is not what {dead_letter.location} holds: another program wrote it"
+        return (
+            f"it is not what {dead_letter.location} holds: another program wrote it, or the record "
+            "was too large for a dead letter"
+        )
+    if _redriven_record(log.topics, dead_letter.number, original).size > MAX_MESSAGE_BYTES:
+        return "its headers are too large to be written again"
     try:
         event = (await log.decode(original)).event
     except DecodeError as error:
@@ -286,13 +299,15 @@ async def redrive(
 
 def _outgoing(topics: Topics, number: int, original: Record) -> list[Outgoing]:
     """Makes the record as it was, and the mark that its dead letter was redriven."""
-    dead_letters = topics.name(DEAD_LETTERS)
-    headers = [*original.headers, (REDRIVE_OF, f"{dead_letters}/0@{number}".encode())]
-    key = original.key or b""
-    return [
-        Outgoing(original.partition.topic, key, original.value or b"", headers),
-        Outgoing(dead_letters, key, b"", [(REDRIVEN, str(number).encode())]),
-    ]
+    record = _redriven_record(topics, number, original)
+    mark = [(REDRIVEN, str(number).encode())]
+    return [record, Outgoing(topics.name(DEAD_LETTERS), record.key, b"", mark)]
+
+
+def _redriven_record(topics: Topics, number: int, original: Record) -> Outgoing:
+    header = (REDRIVE_OF, f"{topics.name(DEAD_LETTERS)}/0@{number}".encode())
+    headers = [*original.headers, header]
+    return Outgoing(original.partition.topic, original.key or b"", original.value or b"", headers)
 
 
 async def _redriven(log: EventLog, patience: Patience) -> dict[str, int]:

@@ -15,7 +15,6 @@ its run has ended.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -100,11 +99,7 @@ class Namespace:
 
     def _recipe_table(self, name: str) -> dict[str, Any]:
         """Returns a table of the recipe. Other teams' recipes may be anything: then it is empty."""
-        try:
-            tree = json.loads(self.life.started.recipe) if self.life.started is not None else {}
-        except (ValueError, RecursionError):
-            return {}
-        table = tree.get(name) if isinstance(tree, dict) else None
+        table = self.life.tree.get(name)
         return table if isinstance(table, dict) else {}
 
     def add(self, event: Event, recorded_at: float) -> None:

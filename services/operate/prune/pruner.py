@@ -22,7 +22,7 @@ from headrace.services.models.blob_owners import owner_name
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
-from headrace.services.namespace.lookup import namespaces_in, topics_in
+from headrace.services.namespace.lookup import namespaces_in
 from headrace.services.operate.prune.needs import (
     ENDED_S,
     Namespace,
@@ -165,11 +165,13 @@ class Pruner:
         """Returns the SHA-256, in hex, of the artifacts that events of these namespaces name."""
         logs: dict[Partition, EventLog] = {}
         for namespace in namespaces:
-            topics = topics_in(existing, namespace.name)
-            log = self.connection.log(topics)
-            for topic in topics:
-                if topic.topic in ARTIFACT_TOPICS and topic.name in existing:
-                    logs |= dict.fromkeys(topic.all_partitions(), log)
+            names = {topic.real_name(namespace.name) for topic in ARTIFACT_TOPICS} & existing.keys()
+            # The namespace may lack topics, which say how many partitions it has.
+            most = max((existing[name] for name in names), default=1)
+            log = self.connection.log(Topics(namespace.name, (), most))
+            for name in names:
+                every = (Partition(name, number) for number in range(existing[name]))
+                logs |= dict.fromkeys(every, log)
         found: set[str] = set()
         async with aclosing(self._deliveries(logs)) as deliveries:
             async for one in deliveries:

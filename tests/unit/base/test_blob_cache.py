@@ -18,7 +18,7 @@ from typing import IO
 import pytest
 
 from headrace.schemas.events import Blob
-from headrace.services.base.blob_cache import UNUSED_S, BlobCache
+from headrace.services.base.blob_cache import LOCK, UNUSED_S, BlobCache
 
 
 def blob_of(data: bytes) -> Blob:
@@ -89,6 +89,23 @@ def test_the_file_of_a_process_that_lives_stays(cache: BlobCache) -> None:
     assert path is not None
     assert path.read_bytes() == b"weights"
     assert parts(cache) == []
+
+
+def test_the_lock_of_a_fetch_that_takes_hours_stays_until_its_process_dies(
+    cache: BlobCache,
+) -> None:
+    lock = cache.folder / f"{blob_of(b'weights').sha256.hex()}{LOCK}"
+    stray = cache.folder / "a folder"
+    stray.mkdir()
+    with cache.only_one(blob_of(b"weights"), 1.0):
+        for path in (lock, stray):
+            os.utime(path, (0, 0))
+        cache.remove_unused()
+        assert lock.exists()
+    lock.touch()
+    os.utime(lock, (0, 0))
+    cache.remove_unused()
+    assert [path.name for path in cache.folder.iterdir()] == ["a folder"]
 
 
 def test_a_file_that_is_removed_before_it_is_locked_is_made_again(

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from headrace.schemas.codec import Codec, avsc
 from headrace.schemas.events import Failure, ObservationRecorded, RunStateEntered, TaskEnded
 from headrace.schemas.topics import DEAD_LETTERS, OBSERVATIONS, RUNS, Topics
 from headrace.services.base.redactor import REDACTOR
-from headrace.services.kafka.broker import Outgoing, Partition, Record
+from headrace.services.kafka.broker import MAX_MESSAGE_BYTES, Outgoing, Partition, Record
+from headrace.services.log.dead_letter import MAX_KEPT_HEADERS, WHY
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.log.trace import enter_trace
@@ -132,6 +134,35 @@ def test_a_dead_letter_is_the_record_whole_and_says_where_it_lay_and_why() -> No
             "__connect.errors.connector.name": b"writer-1",
             "__connect.errors.stage": b"VALUE_CONVERTER",
         }
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"value": b"\xff" * (MAX_MESSAGE_BYTES + 1)},
+        {"key": b"k" * (MAX_MESSAGE_BYTES // 2), "value": b"\xff" * (MAX_MESSAGE_BYTES // 2)},
+        {"headers": [("large", bytes(MAX_MESSAGE_BYTES))]},
+        {"headers": [("", b"")] * (MAX_KEPT_HEADERS + 1)},
+    ],
+    ids=["value", "key", "header", "headers"],
+)
+def test_the_dead_letter_of_a_record_that_is_too_large_says_only_where_it_lies(
+    changed: dict[str, Any],
+) -> None:
+    async def test(bench: Bench) -> None:
+        record = Record(RUNS_PARTITION, 4, 0.0, b"key", b"garbage", [])
+        assert await bench.log.decode_or_dead_letter(replace(record, **changed)) is None
+        (dead,) = await bench.records(TOPICS.partition(DEAD_LETTERS))
+        assert (dead.key, dead.value) == (b"", b"")
+        headers = {name.removeprefix(WHY): text for name, text in dead.headers}
+        assert headers.pop("exception.message")
+        assert (headers.pop("topic"), headers.pop("offset")) == (
+            RUNS_PARTITION.topic.encode(),
+            b"4",
+        )
+        assert len(headers) == 3
 
     run(test)
 

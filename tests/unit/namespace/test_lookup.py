@@ -13,7 +13,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import Topics
 from headrace.services.namespace.apply import apply
 from headrace.services.namespace.connect import Connection
-from headrace.services.namespace.lookup import find_namespace, topics_of
+from headrace.services.namespace.lookup import find_namespace, namespaces_in, topics_of
 from headrace.services.namespace.run_life import REPLAY_OF, RunLife
 from tests.memory.memory_broker import MemoryBroker
 from tests.memory.memory_registry import MemoryRegistry
@@ -65,6 +65,27 @@ def test_a_command_without_a_name_means_a_run_and_not_its_replay() -> None:
         assert await found() == "n"
         assert await found(lambda life: life.ended is not None) == "n", "nothing has ended"
         assert await found(lambda life: life.replay_of == "n") == "n-replay-2"
+        await broker.close()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_topics_that_other_programs_make_do_not_hide_a_run() -> None:
+    async def main() -> None:
+        broker = MemoryBroker()
+        connection = Connection(broker, cast("Any", MemoryRegistry()), "test")
+        recipe = Recipe.model_validate(
+            {"name": "n", "policies": {"default": {"model": "tiny-llama"}}}
+        )
+        log = await connection.writing_log(topics_of(recipe, "n"))
+        await apply(log, recipe)
+        strange = ["_x", "z" * 64, "half"]
+        await broker.create_topics({f"{name}.runs.v1": (1, {}) for name in strange})
+        assert namespaces_in(await broker.list_topics()) == ["half", "n"]
+        topics, _ = await find_namespace(connection, None)
+        assert topics.namespace == "n"
+        with pytest.raises(UsageError, match="half"):
+            await find_namespace(connection, "half")
         await broker.close()
 
     asyncio.run(asyncio.wait_for(main(), 20))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from headrace.errors import DecodeError, TooLarge
-from headrace.schemas.codec import avsc
-from headrace.schemas.events import EVENTS, Event, Exclusion, GroupClosed
+from headrace.schemas.codec import Codec, avsc
+from headrace.schemas.events import EVENTS, Event, Exclusion, GroupClosed, TaskCancelled
 from headrace.schemas.untrusted.value_count import MAX_VALUES, UNCOUNTED_BYTES, count_values
 from tests.unit.schemas.test_codec import codec, framed, models
 
@@ -75,3 +75,23 @@ def test_what_nobody_could_read_is_not_written() -> None:
 def test_what_is_large_and_of_few_values_passes() -> None:
     large = GROUP.model_copy(update={"reason": "x" * (2 * UNCOUNTED_BYTES)})
     assert codec().decode(GroupClosed, codec().encode(large)) == large
+
+
+def test_a_small_body_of_another_schema_is_counted_before_it_is_decoded() -> None:
+    """Each byte is an item of a type that has 2,000 values and takes no more bytes."""
+    nothing = {"type": "null"}
+    item = {
+        "type": "record",
+        "name": "Item",
+        "fields": [{"name": f"f{number}", "type": nothing} for number in range(2_000)],
+    }
+    schema = json.loads(json.dumps(avsc(TaskCancelled)))
+    schema["fields"].insert(0, {"name": "items", "type": {"type": "array", "items": [item]}})
+    codec = Codec()
+    codec.add_schema(7, json.dumps(schema))
+    count = 8_000
+    block = bytes([(2 * count) & 0x7F | 0x80, (2 * count) >> 7 & 0x7F | 0x80, (2 * count) >> 14])
+    value = b"\0\0\0\0\7" + block + bytes(count) + b"\0" + bytes(3) + b"\0"
+    assert len(value) < UNCOUNTED_BYTES
+    with pytest.raises(DecodeError, match=f"more than {MAX_VALUES} values"):
+        codec.decode(TaskCancelled, value)

@@ -10,6 +10,7 @@ import pytest
 from headrace.schemas.events import Blob, EnvironmentUse, Sampling, TaskSubmitted, Use
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.tasks.admission import (
+    MAX_ID_BYTES,
     MAX_MESSAGE,
     MAX_START_BYTES,
     own_labels,
@@ -88,6 +89,10 @@ def a_blob(name: str, size: int = 1) -> Blob:
         ({"labels": {"a": "x" * 257}}, "bad_task"),
         ({"labels": {"": "x"}}, "bad_task"),
         ({"labels": {str(n): "" for n in range(65)}}, "bad_task"),
+        ({"item_id": "x" * MAX_ID_BYTES}, ""),
+        ({"item_id": "\u20ac" * (MAX_ID_BYTES // 3 + 1)}, "bad_task"),
+        ({"task_id": "x" * (MAX_ID_BYTES + 1)}, "bad_task"),
+        ({"source": "x" * (MAX_ID_BYTES + 1)}, "bad_task"),
     ],
 )
 def test_what_any_program_may_write_is_checked(changes: dict[str, Any], code: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from headrace.schemas.events import (
     TaskSubmitted,
 )
 from headrace.schemas.topics import DEAD_LETTERS, TASKS, TOPICS
-from headrace.services.kafka.broker import Outgoing, Partition, Position, Record
-from headrace.services.log.event_log import WHY, EventLog
+from headrace.services.kafka.broker import MAX_MESSAGE_BYTES, Outgoing, Partition, Position, Record
+from headrace.services.log.dead_letter import WHY
+from headrace.services.log.event_log import EventLog
 from headrace.services.operate.dead_letters.dead_letters import (
     REDRIVE_OF,
     REDRIVEN,
@@ -166,6 +168,24 @@ def test_a_redriven_record_has_its_own_headers_whatever_its_dead_letter_says() -
         assert await outcomes(log, world, 1) == [""]
         (redriven,) = await log.broker.fetch([Position(TASKS_PARTITION, 2)])
         assert redriven.headers == [*HEADERS, (REDRIVE_OF, b"test.dead-letters.v1/0@1")]
+
+    in_a_world(test)
+
+
+def test_a_record_with_headers_that_leave_no_room_for_one_more_is_refused() -> None:
+    async def test(world: World) -> None:
+        log, late, value = await parked(world)
+        full = Outgoing(TASKS_PARTITION.topic, b"team/a", value)
+        room = MAX_MESSAGE_BYTES - full.size
+        at = await log.broker.send(replace(full, headers=[("large", bytes(room - 20))]))
+        headers = [
+            (f"{WHY}topic", TASKS_PARTITION.topic.encode()),
+            (f"{WHY}offset", b"%d" % at.offset),
+        ]
+        letter = Outgoing(NAMESPACE_TOPICS.name(DEAD_LETTERS), b"team/a", value, headers)
+        await log.broker.send(letter)
+        late.learn()
+        assert await outcomes(log, world, 1) == ["its headers are too large to be written again"]
 
     in_a_world(test)
 

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.schemas.events import PolicyPublished, RunStateEntered
+from headrace.schemas.topics import NAME
+from headrace.schemas.untrusted.trusted_keys import TrustedKeys
 from headrace.services.models.blob_owners import UNKNOWN, Marker, StoredBlob
 from headrace.services.models.blobs import describe
 from headrace.services.namespace.run_life import RunLife
@@ -132,12 +134,25 @@ def test_a_run_that_goes_on_needs_the_opponents_of_its_tasks() -> None:
     ["", "no JSON", "[" * 100_000, "[]", '{"tasks": 3, "policies": [1]}',
      '{"tasks": {"league": 3}}', '{"tasks": {"league": {"roles": 3}}}',
      '{"tasks": {"deadline_s": "soon"}, "policies": {"p": 1}}',
+     '{"reads_from": 3, "scheduler": 3}', '{"reads_from": ["../x", 3]}',
      f'{{"tasks": {{"deadline_s": 1{"0" * 400}}}}}'],
 )  # fmt: skip
 def test_a_recipe_of_another_team_may_be_anything(recipe: str) -> None:
     made = Namespace("n")
     made.add(RunStateEntered(namespace="n", state="started", digest=bytes(32), recipe=recipe), 1.0)
-    assert (made.deadline_s(), made.models()) == (DEADLINE_S, [])
+    assert (made.deadline_s(), made.models(), made.signers()) == (DEADLINE_S, [], {})
+    # Commands without --namespace read the newest run, whoever started it.
+    life = made.life
+    assert (life.signers, life.trusted) == ({}, TrustedKeys())
+    assert all(map(NAME.match, life.reads_from))
+
+
+@pytest.mark.parametrize("signers", ["3", '"ed25519:x"', "{}", "null"])
+def test_signers_of_another_team_may_be_anything(signers: str) -> None:
+    recipe = f'{{"policies": {{"p": {{"signers": {signers}}}}}}}'
+    made = Namespace("n")
+    made.add(RunStateEntered(namespace="n", state="started", digest=bytes(32), recipe=recipe), 1.0)
+    assert made.signers() == {}
 
 
 def stored(name: str, age_s: float) -> StoredBlob:

@@ -109,6 +109,7 @@ def test_files_that_tasks_and_episodes_name_stay(tmp_path: Path) -> None:
             )
         )  # fmt: skip
         kept = out.model_copy(update={"name": "out/a"})
+        await cluster.broker.create_topics({"half.runs.v1": (1, {})})
         await log.send(EpisodeEnded(task=0, sample=0, item_id="i", ending="finished",
                                     artifacts=(kept,)))  # fmt: skip
         pruner = cluster.pruner()
