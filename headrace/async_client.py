@@ -172,19 +172,22 @@ class AsyncClient:
 
         With `tasks` (or their numbers) it waits for these and ends with the last of them. Without,
         it yields all results that the log holds, and with `follow` goes on with new ones. With
-        `labels`, it leaves out tasks that do not have all of these labels. Raises TimeoutError if a
-        result that is waited for does not come within `timeout_s`.
+        `labels`, it leaves out tasks that do not have all of these labels. Raises TimeoutError once
+        it has waited for results for `timeout_s` in all. The time in which the caller works with
+        one does not count.
         """
         log = self._connected().log
         wanted = None
         if tasks is not None:
             wanted = {task if isinstance(task, int) else task.number for task in tasks}
         seen: set[int] = set()
-        ends_at = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
+        clock, waited_s = asyncio.get_running_loop().time, 0.0
         async with aclosing(follow_events(log, self._starts(log, wanted))) as items:
             while wanted is None or not wanted <= seen:
+                began_s = clock()
+                left_s = None if timeout_s is None else max(0.0, timeout_s - waited_s)
                 try:
-                    async with asyncio.timeout_at(ends_at):
+                    async with asyncio.timeout(left_s):
                         item = await anext(items)
                 except TimeoutError:
                     missing = sorted((wanted or set()) - seen)
@@ -192,6 +195,7 @@ class AsyncClient:
                         f"no result within {timeout_s:g} s of {len(missing)} tasks: "
                         f"{missing[:10]}. `headrace show NUMBER` tells where a task stands"
                     ) from None
+                waited_s += clock() - began_s
                 if isinstance(item, CaughtUp):
                     if wanted is None and not follow:
                         return

@@ -13,7 +13,9 @@ at most as much as a coin, so this interval is never too narrow, and it never ha
 
 If all rewards lie in [0, 1], so does their mean. The interval of avg@k is then cut to [0, 1], which
 never removes the true value. If moreover all items agree, their standard error is 0 and says
-nothing: then avg@k has Wilson's interval, too.
+nothing: then avg@k has Wilson's interval, too. If all differences between two runs are equal, items
+that were not played may still differ in any way. Wilson's interval bounds the share of such items,
+and so the mean.
 
 A sample is left out if it failed because of anything but the policy, or if it has no reward: it
 says nothing about the policy. But a sample that ended at a limit or at its deadline without a
@@ -31,6 +33,7 @@ from statistics import fmean, stdev
 
 from headrace.schemas.events import EpisodeEnded, TaskEnded
 from headrace.schemas.role_rewards import policy_reward
+from headrace.stream_jobs.advantages import passes
 
 Z = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""
@@ -102,6 +105,10 @@ def clustered(
     deviation = stdev(means)
     if deviation == 0 and bounds == SHARE:
         return wilson(value, len(means))
+    if deviation == 0 and math.isfinite(highest - lowest):
+        other = wilson(0.0, len(means)).high
+        low, high = value - other * (value - lowest), value + other * (highest - value)
+        return Estimate(value, low, high)
     error = student_t(len(means) - 1) * deviation / math.sqrt(len(means))
     return Estimate(value, max(lowest, value - error), min(highest, value + error))
 
@@ -119,7 +126,7 @@ class EvaluationResult:
     """The evaluation of one version of one policy. Add each task once."""
 
     passing: float = 1.0
-    """The lowest reward with which a sample passes."""
+    """The lowest reward with which a sample passes, but for rounding."""
     policy: str = ""
     """The policy whose own reward counts. Empty: the episode's reward counts."""
     rewards: dict[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
@@ -157,7 +164,7 @@ class EvaluationResult:
     def passes(self, k: int) -> Estimate | None:
         """Returns pass@k over the items with at least k samples; None if no item has so many."""
         values = [
-            pass_at_k(len(item), sum(reward >= self.passing for reward in item), k)
+            pass_at_k(len(item), sum(passes(reward, self.passing) for reward in item), k)
             for item in self.rewards.values()
             if len(item) >= k
         ]

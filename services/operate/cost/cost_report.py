@@ -23,6 +23,7 @@ from headrace.services.operate.cost.worker_lives import (
     covered_s,
     most_at_once,
 )
+from headrace.stream_jobs.advantages import passes
 
 HOUR_S = 3600.0
 HEAD = ("pool", "workers", "alive", "peak", "hours", "unsure", "price", "cost", "if fixed")
@@ -156,7 +157,7 @@ class CostSum:
                 if event.closed_by == "all":
                     rewards = [one.reward for one in event.outcomes if one.reward is not None]
                     self._counts["tasks"] += 1
-                    self._counts["solved"] += any(one >= self._passing for one in rewards)
+                    self._counts["solved"] += any(passes(one, self._passing) for one in rewards)
 
     def report(self, namespace: str, until_s: float, prices: Mapping[str, float]) -> CostReport:
         """Returns the report as of `until_s`. `prices` is by pool or service, for an hour."""

@@ -22,8 +22,8 @@ from headrace.services.operate.run_versions import RunVersion, VersionWriter
 def evaluation_recipe(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
     """Returns the recipe of a run that only evaluates.
 
-    `models` gives each policy's model folder. No policy is trained. Nobody else can submit to it,
-    so it names no keys: the private ones may be elsewhere.
+    `models` gives each policy's model folder. No policy is trained. Nobody else can submit to it or
+    publish in it, so it names no keys: the private ones may be elsewhere.
     """
     settings = recipe.evaluation or Evaluation()
     tree = recipe.model_dump(mode="json")
@@ -34,16 +34,19 @@ def evaluation_recipe(recipe: Recipe, models: Mapping[str, str]) -> Recipe:
     tasks["use"] = "first"
     tasks["options"] = {"items": settings.items, "use": use, "options": options}
     tasks |= {"epochs": 1, "purpose": "evaluate", "samples": settings.samples, "minimum": 1}
+    # They choose items and versions while a policy learns.
+    tasks |= {"curators": [], "curated_by": None, "league": None}
     if settings.seed is not None:
         tasks["seed"] = settings.seed
     for name, policy in tree["policies"].items():
-        policy |= {"training": None, "model": models.get(name, policy["model"])}
+        policy |= {"training": None, "signers": [], "model": models.get(name, policy["model"])}
         if settings.temperature is not None:
             policy["sampling"]["temperature"] = settings.temperature
     tree["scheduler"] |= {"operators": [], "require_keys": False}
     for tenant in tree["scheduler"]["tenants"].values():
         tenant["keys"] = []
-    tree |= {"stop": {}, "warm_start": None, "evaluation": settings.model_dump(mode="json")}
+    tree |= {"stop": {}, "warm_start": None, "barrier": None}
+    tree["evaluation"] = settings.model_dump(mode="json")
     return parse_recipe(tree, "the recipe's evaluation")
 
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from headrace.errors import UsageError
-from headrace.schemas.events import Event, Ref, TaskEnded
+from headrace.schemas.events import Event, TaskEnded
 from headrace.schemas.recipe.read_recipe import change_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import RecipeError
 from headrace.schemas.topics import RESULTS, Topic
 from headrace.services.kafka.broker import Partition, Position
 from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.kept_records import KeptRecords
 from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
@@ -30,6 +31,8 @@ IGNORED = ("name", "description", "stop", "workers")
 """Sections of a recipe that affect neither what was recorded nor a replay."""
 SHOWN_KEYS = 12
 """Most keys that an error lists."""
+SKEW_S = 60.0
+"""The clocks of two writers may differ by this many seconds."""
 FETCHED = 256
 """Most records that are in memory at once."""
 
@@ -196,7 +199,7 @@ class Results:
 
 async def read_results(log: EventLog) -> Results:
     """Reads the locations of all results, and which tasks have lost a trajectory."""
-    kept, results = KeptRecords(log), Results(log, {}, [])
+    kept, results = KeptRecords(log.broker), Results(log, {}, [])
     async with aclosing(read_topic(log, RESULTS)) as deliveries:
         async for delivery in deliveries:
             ended = delivery.event
@@ -211,32 +214,26 @@ async def read_results(log: EventLog) -> Results:
     return results
 
 
-class KeptRecords:
-    """Counts records that retention has removed. It removes the oldest records of a partition."""
-
-    def __init__(self, log: EventLog) -> None:
-        self._broker = log.broker
-        self._first: dict[Partition, int] = {}
-
-    async def count_missing(self, refs: Sequence[Ref]) -> int:
-        """Counts how many of these records are no longer in the log."""
-        partitions = [Partition(ref.topic, ref.partition) for ref in refs]
-        unknown = list(set(partitions) - self._first.keys())
-        if unknown:
-            bounds = await self._broker.ends(unknown)
-            self._first.update({partition: first for partition, (first, _) in bounds.items()})
-        return sum(
-            ref.offset < self._first[partition]
-            for ref, partition in zip(refs, partitions, strict=True)
-        )
-
-
 def read_topic(
     log: EventLog, topic: Topic[E], policy: str | None = None
 ) -> AsyncGenerator[Delivery[E]]:
     """Reads all events that a topic holds now."""
     deliveries = read_events(log, dict.fromkeys(log.topics.partitions_of(topic, policy), WHOLE))
     return cast("AsyncGenerator[Delivery[E]]", deliveries)
+
+
+async def read_between(
+    log: EventLog, topic: Topic[E], since: float, until: float | None = None
+) -> AsyncGenerator[Delivery[E]]:
+    """Reads the events of a topic that were recorded at these times, in epoch seconds, and a few
+    before and after. `until` None means up to the last event that the topic holds now."""
+    partitions = log.topics.partitions_of(topic)
+    starts = await log.broker.offsets_at(partitions, since - SKEW_S)
+    ends = {} if until is None else await log.broker.offsets_at(partitions, until + SKEW_S)
+    ranges = {one: (starts[one], ends.get(one, WHOLE[1])) for one in partitions}
+    async with aclosing(read_events(log, ranges)) as deliveries:
+        async for delivery in deliveries:
+            yield cast("Delivery[E]", delivery)
 
 
 def chunks(items: Sequence[T], size: int = FETCHED) -> Iterator[Sequence[T]]:

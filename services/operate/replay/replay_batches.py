@@ -17,10 +17,10 @@ from headrace.schemas.events import BatchAssembled, GroupClosed, PolicyPublished
 from headrace.schemas.topics import BATCHES, GROUPS
 from headrace.services.kafka.broker import Outgoing, Position, Record
 from headrace.services.log.event_log import EventLog
+from headrace.services.log.kept_records import KeptRecords
 from headrace.services.operate.find_versions import read_versions
 from headrace.services.operate.replay.rebuilder import Rebuilder
 from headrace.services.operate.replay.recording import (
-    KeptRecords,
     Recording,
     Results,
     chunks,
@@ -106,7 +106,7 @@ async def _find_batches(log: EventLog, policy: str) -> list[BatchLocation]:
 
     Raises RecordsLost if a batch between the first and the last is gone.
     """
-    kept, found = KeptRecords(log), dict[int, BatchLocation]()
+    kept, found = KeptRecords(log.broker), dict[int, BatchLocation]()
     async with aclosing(read_topic(log, BATCHES, policy)) as deliveries:
         async for delivery in deliveries:
             batch = delivery.event

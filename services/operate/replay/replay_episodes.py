@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from headrace.errors import RecordsLost, UsageError
 from headrace.schemas.events import EpisodeStarted
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import ACTIONS, EPISODES, GENERATIONS, OBSERVATIONS, OUTCOMES, PROMPTS
+from headrace.schemas.topics import (
+    ACTIONS,
+    EPISODES,
+    GENERATIONS,
+    OBSERVATIONS,
+    OUTCOMES,
+    PROMPTS,
+    Topic,
+)
 from headrace.services.agent.agents import load_agents
+from headrace.services.base.clock import now
+from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.operate.replay.recorded_answers import (
@@ -17,15 +29,21 @@ from headrace.services.operate.replay.recorded_answers import (
     RecordedAttempt,
     replay_attempt,
 )
-from headrace.services.operate.replay.recording import Recording, TaskRange, read_topic
+from headrace.services.operate.replay.recording import (
+    Recording,
+    TaskRange,
+    read_between,
+    read_topic,
+)
 
 CHANGEABLE = ("agents",)
 """The keys of the recipe that a replay of episodes may change."""
-EXCHANGES = (PROMPTS, ACTIONS, GENERATIONS, OBSERVATIONS)
+EXCHANGES: tuple[Topic[Any], ...] = (PROMPTS, ACTIONS, GENERATIONS, OBSERVATIONS)
 """The topics with an agent's requests and their answers. They are kept for days."""
 
 Key = tuple[int, int]
 """Task and sample."""
+T = TypeVar("T")
 
 
 @dataclass
@@ -52,13 +70,8 @@ async def replay_episodes(
     """
     setups = load_agents(recipe)
     replayed = EpisodesReplayed()
-    attempts = await _choose(recording, tasks, limit, replayed)
-    for topic in (OUTCOMES, *EXCHANGES):  # An outcome names the attempt that counts.
-        async with aclosing(read_topic(recording.log, topic)) as deliveries:
-            async for delivery in deliveries:
-                event = delivery.event
-                if (attempt := attempts.get((event.task, event.sample))) is not None:
-                    attempt.add(event)
+    attempts, began = await _choose(recording, tasks, limit, replayed)
+    await _read(recording.log, attempts, began)
     for (task, _), attempt in sorted(attempts.items()):
         agent = attempt.started.submitted.agent
         if agent not in setups:
@@ -80,20 +93,55 @@ async def replay_episodes(
     return replayed
 
 
+async def _read(log: EventLog, attempts: Mapping[Key, RecordedAttempt], since: float) -> None:
+    """Adds what the log has of these episodes, which started at `since` or later.
+
+    An outcome names the attempt that counts, so outcomes come first. Of the other topics, which are
+    large, only the time is read in which the episodes were played.
+    """
+    unfinished, until = set(attempts), since
+    async with aclosing(read_between(log, OUTCOMES, since)) as outcomes:
+        async for delivery in outcomes:
+            key = delivery.event.task, delivery.event.sample
+            if key in attempts:
+                attempts[key].add(delivery.event)
+                unfinished.discard(key)
+                until = max(until, delivery.recorded_at)
+            if not unfinished:
+                break
+    for topic in EXCHANGES:
+        part = read_between(log, topic, since, None if unfinished else until)
+        async with aclosing(part) as deliveries:
+            async for exchange in deliveries:
+                event = exchange.event
+                if (attempt := attempts.get((event.task, event.sample))) is not None:
+                    attempt.add(event)
+
+
 async def _choose(
     recording: Recording, tasks: TaskRange, limit: int, replayed: EpisodesReplayed
-) -> dict[Key, RecordedAttempt]:
-    """Returns the first episodes of the range whose whole record is kept."""
+) -> tuple[dict[Key, RecordedAttempt], float]:
+    """Returns the first episodes of the range whose whole record is kept, and when they began.
+
+    Only these are in memory, however many the log has: each holds its whole task.
+    """
     since = await _kept_since(recording.log)
-    found: dict[Key, Delivery[EpisodeStarted]] = {}
+    found: set[Key] = set()
+    chosen: dict[Key, Delivery[EpisodeStarted]] = {}
     async with aclosing(read_topic(recording.log, EPISODES)) as deliveries:
         async for delivery in deliveries:
             event = delivery.event
-            if event.verdict is None and event.task in tasks:
-                found.setdefault((event.task, event.sample), delivery)
-    whole = {key: one for key, one in found.items() if one.recorded_at >= since}
-    replayed.no_longer_kept = len(found) - len(whole)
-    if found and not whole:
+            key = event.task, event.sample
+            if event.verdict is not None or event.task not in tasks or key in found:
+                continue
+            found.add(key)
+            if delivery.recorded_at < since:
+                replayed.no_longer_kept += 1
+            else:
+                chosen[key] = delivery
+            if len(chosen) >= 2 * limit:
+                chosen = _first(chosen, limit)
+    if found and not chosen:
         raise RecordsLost(
             f"{recording.namespace} has {len(found)} episodes of tasks {tasks}, but their requests "
             "and answers are no longer kept"
@@ -103,9 +151,14 @@ async def _choose(
             f"{recording.namespace} has no episode of tasks {tasks}. `headrace status` shows how "
             "many tasks there are"
         )
-    chosen = sorted(whole)[:limit]
-    replayed.beyond_limit = len(whole) - len(chosen)
-    return {key: RecordedAttempt(whole[key].event) for key in chosen}
+    chosen = _first(chosen, limit)
+    replayed.beyond_limit = len(found) - replayed.no_longer_kept - len(chosen)
+    began = min(one.recorded_at for one in chosen.values())
+    return {key: RecordedAttempt(one.event) for key, one in chosen.items()}, began
+
+
+def _first(chosen: Mapping[Key, T], limit: int) -> dict[Key, T]:
+    return {key: chosen[key] for key in sorted(chosen)[:limit]}
 
 
 async def _kept_since(log: EventLog) -> float:
@@ -117,11 +170,20 @@ async def _kept_since(log: EventLog) -> float:
     topics = (EPISODES, *EXCHANGES)
     partitions = [one for topic in topics for one in log.topics.partitions_of(topic)]
     since = 0.0
-    for partition, (first, end) in (await log.broker.ends(partitions)).items():
-        if not 0 < first < end:
-            continue
-        async with aclosing(read_events(log, {partition: WHOLE})) as deliveries:
-            async for delivery in deliveries:
-                since = max(since, delivery.recorded_at)
-                break
+    for partition, (first, _) in (await log.broker.ends(partitions)).items():
+        if first > 0:
+            since = max(since, await _oldest(log, partition))
     return since
+
+
+async def _oldest(log: EventLog, partition: Partition) -> float:
+    """Returns when the oldest record of a partition was written, in epoch seconds.
+
+    If retention has removed all of them, they were older than it allows.
+    """
+    async with aclosing(read_events(log, {partition: WHOLE})) as deliveries:
+        async for delivery in deliveries:
+            return delivery.recorded_at
+    settings = (await log.broker.topic_settings([partition.topic]))[partition.topic]
+    kept_ms = int(settings.get("retention.ms", -1))
+    return now() - max(0, kept_ms) / 1000

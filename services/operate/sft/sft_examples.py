@@ -17,7 +17,7 @@ from headrace.services.base.tool_calls import Format
 from headrace.services.operate.sft.sft_rows import BadRow, read_rows
 from headrace.services.operate.sft.sft_tokens import RowTokens, shown_values
 from headrace.services.operate.trajectories.export_sft import Selection
-from headrace.services.operate.trajectories.recorded_episodes import EpisodeReader
+from headrace.services.operate.trajectories.recorded_episodes import UNREAD, EpisodeReader
 from headrace.trainer.sequences import TokenSequence, UnusableBatch, token_sequences
 
 MOST_SHOWN = 10
@@ -31,7 +31,7 @@ class Examples:
     """The sequences to learn, and all that is not among them."""
 
     sequences: list[TokenSequence] = field(default_factory=list)
-    """Their `sample` is their index. Sequences of one row or task have the same `group`."""
+    """Their `sample` is their index. Sequences of one row or item have the same `group`."""
     bad: list[str] = field(default_factory=list)
     """`FILE:LINE: reason` of each row that can't be used."""
     left_out: Counter[str] = field(default_factory=Counter)
@@ -41,7 +41,7 @@ class Examples:
     groups: int = 0
 
     def add(self, sequences: Sequence[TokenSequence]) -> None:
-        """Adds the sequences of one row or task."""
+        """Adds the sequences of one row or item."""
         for one in sequences:
             number = len(self.sequences)
             self.sequences.append(replace(one, sample=number, group=self.groups))
@@ -112,9 +112,11 @@ async def add_recorded(
     """Adds the selected episodes of a namespace, with the token ids that its log has.
 
     `tokenizer` is the digest of the model's tokenizer. What a policy sampled is learned as if it
-    had been demonstrated, with `sampling`. Raises RecordsLost if a trajectory was deleted.
+    had been demonstrated, with `sampling`. The episodes of an item are one group, because each
+    epoch makes another task of it. Leaves out episodes whose trajectory can't be read any more.
+    Raises RecordsLost if that leaves none.
     """
-    tasks: dict[int, list[TokenSequence]] = {}
+    tasks: dict[int, tuple[str, list[TokenSequence]]] = {}
     async with aclosing(reader.read((), 1 << 62)) as episodes:
         async for episode in episodes:
             recorded = episode.recorded
@@ -124,11 +126,17 @@ async def add_recorded(
             if not reason:
                 made = _sequences(recorded, policy, sampling)
                 if not isinstance(made, str):
-                    tasks.setdefault(recorded.task, []).extend(made)
+                    tasks.setdefault(recorded.task, (recorded.item_id, []))[1].extend(made)
                     continue
                 reason = made
             into.left_out[reason] += 1
-    for _, sequences in sorted(tasks.items()):
+    if reader.unread:
+        into.left_out[UNREAD] = reader.unread
+    items: dict[str, list[TokenSequence]] = {}
+    for task in sorted(tasks):
+        item, sequences = tasks[task]
+        items.setdefault(item, []).extend(sequences)
+    for sequences in items.values():
         into.add(sequences)
 
 

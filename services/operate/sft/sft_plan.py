@@ -44,7 +44,7 @@ def make_plan(
 ) -> SftPlan:
     """Returns the plan for sequences of these lengths, in tokens. It follows from its arguments.
 
-    Sequences of the same group are held out together, so nothing of a task is both learned and
+    Sequences of the same group are held out together, so nothing of an item is both learned and
     measured. `held_out` is the part of the groups that are held out: at least one if it is above 0,
     and never all. An update, and a part that is measured, has at most `batch_tokens` tokens, or one
     sequence.

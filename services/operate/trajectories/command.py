@@ -78,8 +78,9 @@ def trajectories(
     """Export recorded episodes in the formats of other tools.
 
     Exports the episodes of the numbered TASKs. [default: all that have ended] Only the attempt that
-    counts is exported. A second export writes the same: files have the same names, and spans the
-    same ids. To export a model instead, use `headrace export`.
+    counts is exported. Episodes whose trajectory is no longer in the log are left out, and counted.
+    A second export writes the same: files have the same names, and spans the same ids. To export a
+    model instead, use `headrace export`.
 
     A row of jsonl and parquet has the fields of the topic `turns`, whether the run writes that or
     not. The file appears when it is whole.
@@ -139,20 +140,24 @@ def _export_rows(wanted: _Wanted) -> _Done:
     import asyncio
 
     from headrace.services.operate.trajectories.export_rows import export_rows
+    from headrace.services.operate.trajectories.recorded_episodes import left_unread
 
     cluster, kind, target, tasks, most = wanted
-    count = asyncio.run(export_rows(cluster, kind, Path(target), tasks, most, say))
-    return _Done(count, count)
+    rows = export_rows(cluster, kind, Path(target), tasks, most, say)
+    count, unread = asyncio.run(rows)
+    return _Done(count, count, left_unread(unread))
 
 
 def _export_sft(wanted: _Wanted, passing: float | None) -> _Done:
     import asyncio
 
     from headrace.services.operate.trajectories.export_sft import export_sft
+    from headrace.services.operate.trajectories.recorded_episodes import UNREAD
 
     cluster, _, target, tasks, most = wanted
     chosen = asyncio.run(export_sft(cluster, Path(target), tasks, most, passing, say))
-    return _Done(chosen.counts["exported"], chosen.counts.total(), chosen.report())
+    seen = chosen.counts.total() - chosen.counts[UNREAD]
+    return _Done(chosen.counts["exported"], seen, chosen.report())
 
 
 def _export_episodes(wanted: _Wanted, content: bool) -> _Done:
@@ -161,7 +166,7 @@ def _export_episodes(wanted: _Wanted, content: bool) -> _Done:
     from headrace.services.log.unpacked import Texts
     from headrace.services.namespace.lookup import open_namespace
     from headrace.services.operate.run.run_stack import running_stack
-    from headrace.services.operate.trajectories.recorded_episodes import EpisodeReader
+    from headrace.services.operate.trajectories.recorded_episodes import EpisodeReader, left_unread
 
     cluster, kind, target, tasks, most = wanted
 
@@ -180,8 +185,8 @@ def _export_episodes(wanted: _Wanted, content: bool) -> _Done:
                 else:
                     empty += 1
             await asyncio.to_thread(writer.close)
-            left_out = f"{empty} without a turn" if empty else ""
-            return _Done(written, written + empty, left_out)
+            parts = [f"{empty} without a turn" if empty else "", left_unread(reader.unread)]
+            return _Done(written, written + empty, ", ".join(filter(None, parts)))
 
     return asyncio.run(export())
 

@@ -26,11 +26,13 @@ async def export_rows(
     tasks: Collection[int],
     most: int,
     say: Callable[[str], None],
-) -> int:
-    """Writes a `jsonl` or `parquet` file, and returns how many episodes it has.
+) -> tuple[int, int]:
+    """Writes a `jsonl` or `parquet` file. Returns how many episodes it has, and how many were left
+    out because their trajectory can't be read any more.
 
     `tasks` and `most` as for `RowReader.read`. Says every few seconds how far it has come. Raises
-    UsageError if pyarrow is missing, and DependencyError if the disk can't take the file.
+    UsageError if pyarrow is missing, RecordsLost if no trajectory can be read, and DependencyError
+    if the disk can't take the file.
     """
     count, told_at = 0, time.monotonic()
     async with (
@@ -46,7 +48,7 @@ async def export_rows(
                     if time.monotonic() - told_at > PROGRESS_S:
                         told_at = time.monotonic()
                         say(f"{count} episodes")
-    return count
+    return count, reader.unread
 
 
 def _made(kind: str, file: Path) -> RowFile[TurnProjected]:

@@ -16,6 +16,7 @@ from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
 from headrace.services.operate.run.run_stack import running_stack
 from headrace.services.operate.trajectories.recorded_episodes import (
+    UNREAD,
     EpisodeReader,
     Prompts,
     RecordedEpisode,
@@ -26,6 +27,7 @@ from headrace.services.operate.trajectories.sft import (
     learned_paths,
     tool_format,
 )
+from headrace.stream_jobs.advantages import passes
 
 
 class Selection:
@@ -45,15 +47,18 @@ class Selection:
 
     def lines(self, episode: RecordedEpisode, prompts: Prompts) -> list[dict[str, Any]]:
         """Returns the conversations of an episode; none if it is left out."""
-        recorded, found = episode.recorded, []
+        recorded, found, taught = episode.recorded, list[dict[str, Any]](), set[int]()
         form = self._forms.get(recorded.agent, "hermes")
         reason = self.reason(recorded)
         if not reason:
             paths = learned_paths(episode)
             reason = "exported" if paths else "without a trainable turn"
             try:
-                found = [conversation_of(episode, prompts, path, form) for path in paths]
+                for path in paths:
+                    found.append(conversation_of(episode, prompts, path, form, taught))
+                    taught |= set(path)
             except ValueError:
+                found = []
                 reason = "whose prompts the log no longer has"
         self.counts[reason] += 1
         return found
@@ -64,7 +69,7 @@ class Selection:
             return "of evaluations"
         if self._agent not in (None, recorded.agent):
             return f"of other agents than {self._agent}"
-        if recorded.reward is None or recorded.reward < self.passing:
+        if recorded.reward is None or not passes(recorded.reward, self.passing):
             return f"without a reward of at least {self.passing:g}"
         return ""
 
@@ -98,4 +103,6 @@ async def export_sft(
                 async for episode in episodes:
                     lines = selection.lines(episode, reader.prompts)
                     await asyncio.to_thread(output.write, lines)
+        if reader.unread:
+            selection.counts[UNREAD] = reader.unread
     return selection

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.errors import RecordsLost
 from headrace.schemas.events import (
     Event,
     GenerationCompleted,
@@ -19,11 +20,15 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.topics import GENERATIONS, OBSERVATIONS, PROMPTS, RESULTS
 from headrace.schemas.turn_paths import paths
+from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.log_reader import WHOLE, read_events
+from headrace.services.log.kept_records import KeptRecords
+from headrace.services.log.log_reader import WHOLE, OffsetRange, read_events
 from headrace.services.log.unpacked import Texts, floats_in, ids_in, versions_in
 
 FETCHED_AT_ONCE = 64
+UNREAD = "whose trajectory is gone or can't be decoded"
+"""Why an episode is left out by a reader, for people."""
 SKEW_S = 60.0
 """The clocks of two writers may differ by this many seconds."""
 _Attempt = tuple[int, int, int]
@@ -104,7 +109,10 @@ class EpisodeReader:
         the agents asked policies."""
         self.prompts: Prompts = {}
         """Those of the newest episodes, the one that was yielded last among them."""
+        self.unread = 0
+        """Episodes that were left out, because their trajectory is gone or can't be decoded."""
         self._log = log
+        self._kept = KeptRecords(log.broker)
         self._texts = texts
         self._with_answers = with_answers
         self._with_prompts = with_prompts
@@ -114,23 +122,25 @@ class EpisodeReader:
     ) -> AsyncGenerator[RecordedEpisode, None]:
         """Yields the episodes of some tasks, or of all if `tasks` is empty; at most `most`.
 
-        An episode that was refused or failed early has no trajectory, and is left out. Raises
-        RecordsLost if a trajectory was deleted by retention.
+        An episode that was refused or failed early has no trajectory, and is left out. So is one
+        whose trajectory can't be read any more. Raises RecordsLost if that leaves none.
         """
+        left = most
         for number in range(self._log.topics.partitions):
-            refs = (await self._refs(number, tasks))[:most]
-            most -= len(refs)
+            refs = (await self._refs(number, tasks))[:left] if left else []
             for first in range(0, len(refs), FETCHED_AT_ONCE):
-                events = await self._log.fetch(refs[first : first + FETCHED_AT_ONCE])
-                found = [one for one in events if isinstance(one, TrajectoryRecorded)]
+                found = await self._trajectories(refs[first : first + FETCHED_AT_ONCE])
+                left -= len(found)
                 answers = await self._answers(number, found) if self._with_answers else {}
                 if self._with_prompts:
                     self.prompts = await self._prompts(found)
                 for event in found:
                     yield self._episode(event, answers.get(_attempt(event), []))
+        require_episodes(most - left, self.unread)
 
     async def _refs(self, number: int, tasks: Collection[int]) -> list[Ref]:
-        """The trajectories that count in a partition. The first result of a task counts."""
+        """The trajectories that count in a partition, and are kept. The first result of a task
+        counts."""
         results, refs, seen = self._log.topics.partition(RESULTS, number=number), [], set[int]()
         async with aclosing(read_events(self._log, {results: WHOLE})) as deliveries:
             async for delivery in deliveries:
@@ -140,21 +150,24 @@ class EpisodeReader:
                 seen.add(ended.task)
                 if not tasks or ended.task in tasks:
                     refs += [one.trajectory for one in ended.outcomes if one.trajectory is not None]
-        return refs
+        kept = await self._kept.kept(refs)
+        self.unread += len(refs) - len(kept)
+        return kept
+
+    async def _trajectories(self, refs: Sequence[Ref]) -> list[TrajectoryRecorded]:
+        """Fetches those of the trajectories that can be read, and counts the others."""
+        found: list[TrajectoryRecorded] = []
+        async with aclosing(self._log.fetch_each(refs)) as events:
+            async for event in events:
+                if isinstance(event, TrajectoryRecorded):
+                    found.append(event)
+        self.unread += len(refs) - len(found)
+        return found
 
     async def _prompts(self, events: Collection[TrajectoryRecorded]) -> Prompts:
-        """The prompts of some attempts. It reads only the time in which they were played.
-
-        Agents choose the partitions of prompts, so all are read.
-        """
+        """The prompts of some attempts. Agents choose their partitions, so all are read."""
         attempts, found = {_attempt(event) for event in events}, dict[Any, tuple[str, str]]()
-        if not attempts:
-            return found
-        partitions = self._log.topics.partitions_of(PROMPTS)
-        since = min(event.started for event in events) / 1000 - SKEW_S
-        until = max(event.ended for event in events) / 1000 + SKEW_S
-        starts, ends = [await self._log.broker.offsets_at(partitions, at) for at in (since, until)]
-        ranges = {one: (starts[one], ends[one]) for one in partitions}
+        ranges = await self._played(self._log.topics.partitions_of(PROMPTS), events)
         async with aclosing(read_events(self._log, ranges)) as deliveries:
             async for delivery in deliveries:
                 event = delivery.event
@@ -170,9 +183,8 @@ class EpisodeReader:
         """The answers of some attempts by attempt. The first record of an answer counts."""
         topics = self._log.topics
         found: dict[_Attempt, _Answers] = {_attempt(event): {} for event in events}
-        ranges = {
-            topics.partition(one, number=number): WHOLE for one in (GENERATIONS, OBSERVATIONS)
-        }
+        partitions = [topics.partition(one, number=number) for one in (GENERATIONS, OBSERVATIONS)]
+        ranges = await self._played(partitions, events)
         async with aclosing(read_events(self._log, ranges)) as deliveries:
             async for delivery in deliveries:
                 _add_answer(found, delivery)
@@ -180,6 +192,20 @@ class EpisodeReader:
             attempt: sorted(answers.values(), key=lambda one: one.ended_at)
             for attempt, answers in found.items()
         }
+
+    async def _played(
+        self, partitions: Sequence[Partition], events: Collection[TrajectoryRecorded]
+    ) -> dict[Partition, OffsetRange]:
+        """The offsets of the time in which some attempts were played, by partition.
+
+        To read whole partitions for every few episodes would take the square of their number.
+        """
+        if not events:
+            return {}
+        since = min(event.started for event in events) / 1000 - SKEW_S
+        until = max(event.ended for event in events) / 1000 + SKEW_S
+        starts, ends = [await self._log.broker.offsets_at(partitions, at) for at in (since, until)]
+        return {one: (starts[one], ends[one]) for one in partitions}
 
     def _episode(self, event: TrajectoryRecorded, answers: list[TimedAnswer]) -> RecordedEpisode:
         turns: list[UnpackedTurn] = []
@@ -203,6 +229,20 @@ class EpisodeReader:
                 )
             )
         return RecordedEpisode(self._log.topics.namespace, event, tuple(turns), tuple(answers))
+
+
+def require_episodes(found: int, unread: int) -> None:
+    """Raises RecordsLost if no episode was found, but some were whose trajectory is unreadable."""
+    if unread and not found:
+        raise RecordsLost(
+            f"the trajectories of all {unread:,} episodes are gone from the log or can't be "
+            "decoded, so there is nothing to read. Name tasks that ended later"
+        )
+
+
+def left_unread(unread: int) -> str:
+    """Says how many episodes were left out by a reader; empty if none was."""
+    return f"{unread:,} {UNREAD}" if unread else ""
 
 
 def _attempt(

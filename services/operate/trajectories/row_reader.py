@@ -9,18 +9,23 @@ from headrace.schemas.events import EpisodeEnded, TaskEnded, TrajectoryRecorded,
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import RESULTS
 from headrace.services.log.event_log import EventLog
+from headrace.services.log.kept_records import KeptRecords
 from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.log.unpacked import Texts
+from headrace.services.operate.trajectories.recorded_episodes import require_episodes
 from headrace.stream_jobs.groups import GroupAssembler
 from headrace.stream_jobs.turn_rows.turn_rows import turn_rows
 
 
 class RowReader:
-    """Reads a run task by task, so that only one task is in memory at once."""
+    """Reads a run task by task, so that only a few episodes are in memory at once."""
 
     def __init__(self, log: EventLog, recipe: Recipe) -> None:
         """Raises UsageError if an estimator or a filter of the recipe can't be loaded."""
+        self.unread = 0
+        """Episodes that were left out, because their trajectory is gone or can't be decoded."""
         self._log = log
+        self._kept = KeptRecords(log.broker)
         self._assembler = GroupAssembler(recipe)
         self._texts = Texts(recipe)
 
@@ -30,37 +35,50 @@ class RowReader:
         """Yields the rows of each episode of some tasks, or of all if `tasks` is empty; at most
         `most` episodes. An episode without a turn has no rows.
 
-        Raises RecordsLost if a trajectory was deleted by retention.
+        Leaves out episodes whose trajectory can't be read any more. Raises RecordsLost if that
+        leaves none.
         """
+        left = most
         for number in range(self._log.topics.partitions):
-            seen: set[int] = set()
-            results = self._log.topics.partition(RESULTS, number=number)
-            async with aclosing(read_events(self._log, {results: WHOLE})) as deliveries:
-                async for delivery in deliveries:
-                    ended = delivery.event
-                    if not isinstance(ended, TaskEnded) or ended.task in seen:
-                        continue
-                    seen.add(ended.task)
-                    if tasks and ended.task not in tasks:
-                        continue
-                    recorded_at_ms = round(delivery.recorded_at * 1000)
-                    for rows in await self._episodes(ended, recorded_at_ms, most):
-                        most -= 1
-                        yield rows
-                    if not most:
-                        return
+            async with aclosing(self._results(number, tasks)) as results:
+                async for ended, recorded_at_ms in results:
+                    async with aclosing(self._episodes(ended, recorded_at_ms)) as episodes:
+                        async for rows in episodes:
+                            left -= 1
+                            yield rows
+                            if not left:
+                                return
+        require_episodes(most - left, self.unread)
+
+    async def _results(
+        self, number: int, tasks: Collection[int]
+    ) -> AsyncGenerator[tuple[TaskEnded, int], None]:
+        """Yields a partition's results that count, and when each was recorded, in milliseconds."""
+        seen: set[int] = set()
+        results = self._log.topics.partition(RESULTS, number=number)
+        async with aclosing(read_events(self._log, {results: WHOLE})) as deliveries:
+            async for delivery in deliveries:
+                ended = delivery.event
+                if not isinstance(ended, TaskEnded) or ended.task in seen:
+                    continue
+                seen.add(ended.task)
+                if not tasks or ended.task in tasks:
+                    yield ended, round(delivery.recorded_at * 1000)
 
     async def _episodes(
-        self, ended: TaskEnded, recorded_at_ms: int, most: int
-    ) -> list[list[TurnProjected]]:
+        self, ended: TaskEnded, recorded_at_ms: int
+    ) -> AsyncGenerator[list[TurnProjected], None]:
         groups = self._assembler.on_task(ended, recorded_at_ms)
         first: dict[int, EpisodeEnded] = {}
         for outcome in ended.outcomes:
             first.setdefault(outcome.sample, outcome)
-        played = [one for one in first.values() if one.trajectory is not None][:most]
-        events = await self._log.fetch([one.trajectory for one in played if one.trajectory])
-        return [
-            list(turn_rows(ended, outcome, event, groups, self._texts))
-            for outcome, event in zip(played, events, strict=True)
-            if isinstance(event, TrajectoryRecorded)
-        ]
+        played = {one.trajectory: one for one in first.values() if one.trajectory is not None}
+        kept = await self._kept.kept(list(played))
+        self.unread += len(played) - len(kept)
+        async with aclosing(self._log.fetch_each(kept)) as events:
+            for ref in kept:
+                event = await anext(events)
+                if isinstance(event, TrajectoryRecorded):
+                    yield list(turn_rows(ended, played[ref], event, groups, self._texts))
+                else:
+                    self.unread += 1

@@ -8,7 +8,7 @@ the same token ids, because a template may render earlier answers in another way
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,17 @@ def learned_paths(episode: RecordedEpisode) -> list[list[int]]:
 
 
 def conversation_of(
-    episode: RecordedEpisode, prompts: Prompts, path: Sequence[int], form: Format
+    episode: RecordedEpisode,
+    prompts: Prompts,
+    path: Sequence[int],
+    form: Format,
+    taught: Collection[int] = (),
 ) -> dict[str, Any]:
     """Returns the `messages` of a path, and its `tools` if it has any.
+
+    An answer has `"weight": 0` if nothing is to be learned from it: its turn is not trainable, or
+    is in `taught`, because an earlier conversation of the episode has it. The trainer, too, learns
+    a turn that several paths share once.
 
     `form` is how the policy spells calls of tools. They are read only if the conversation has
     tools; their arguments are objects, as chat templates take them. Raises PromptsGone.
@@ -66,7 +74,10 @@ def conversation_of(
         said = _read(prompts.get((recorded.task, recorded.sample, recorded.attempt, turn.call)))
         tools = tools if messages else said.tools
         content, calls = parse_tool_calls(turn.text, form if tools else "none")
-        messages += [*said.messages, said_by_policy(turn.call, content, calls)]
+        answer = said_by_policy(turn.call, content, calls)
+        if index in taught or not turn.trainable:
+            answer["weight"] = 0
+        messages += [*said.messages, answer]
     return {"messages": messages} | ({"tools": tools} if tools else {})
 
 

@@ -135,6 +135,36 @@ def test_a_difference_of_shares_lies_between_minus_1_and_1() -> None:
     assert (difference.value, difference.low, difference.high) == (0.5, -1.0, 1.0)
 
 
+def test_equal_differences_of_few_items_are_no_certainty() -> None:
+    """8 of 10 items are alike in both runs, and we win the others: 10 tries often show none."""
+    chance, rounds, items = Random(7), 2_000, 10
+    held = 0
+    for _ in range(rounds):
+        won = [float(chance.random() < 0.2) for _ in range(items)]
+        ours, theirs = (
+            EvaluationResult(rewards={("s", str(n)): (one * run,) for n, one in enumerate(won)})
+            for run in (1, 0)
+        )
+        difference = ours.minus(theirs)
+        assert difference is not None
+        assert difference.low < difference.high
+        held += difference.low <= 0.2 <= difference.high
+    assert held >= 0.93 * rounds
+    same = EvaluationResult(rewards={("s", str(n)): (0.5,) for n in range(10)})
+    assert str(same.minus(same)) == "0.000 [-0.278, 0.278]"
+
+
+def test_a_reward_passes_although_its_parts_were_rounded() -> None:
+    """Python's `sum` of these floats is below 1 before version 3.12."""
+    reward = 0.0
+    for _ in range(10):
+        reward += 0.1
+    assert reward < 1.0
+    passed = EvaluationResult(rewards={("s", "a"): (reward,)}).passes(1)
+    assert passed is not None
+    assert passed.value == 1.0
+
+
 def test_a_policy_of_one_version_is_measured_even_if_no_sample_counts() -> None:
     evaluations = Evaluations(fixed=["default"])
     evaluations.on_task_ended(ended(None, None))

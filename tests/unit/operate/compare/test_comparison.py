@@ -137,7 +137,7 @@ def test_the_page_has_a_row_for_each_version_and_the_evaluation(
     assert "batches: no other reward or number of tokens in all 3 versions" in shown
     assert RLOO in shown
     assert "evaluation of version 2" in shown
-    assert "exp-replay minus exp, by task   0.125 [0.125, 0.125]" in shown
+    assert "exp-replay minus exp, by task   0.125 [-0.426, 0.554]" in shown
     assert "--evaluate" not in shown
 
     tree = json.loads(json.dumps(evaluated().to_tree()))

@@ -167,3 +167,10 @@ def test_the_report_equals_a_count_of_every_second(lives: list[tuple[str, int, i
         assert pool.fixed_hours * HOUR_S == pytest.approx(max(counts) * active)
         expected = sum(counts) if pool.pool == "env" else None
         assert pool.cost == (expected if expected is None else pytest.approx(expected))
+
+
+def test_a_reward_that_was_rounded_solves_its_task() -> None:
+    total = CostSum(1.0)
+    total.on_event(result(0, 1 - 1e-16), 1.0)
+    total.on_event(result(1, 1 - 1e-6), 1.0)
+    assert total.report("exp", 2.0, {}).solved == 1

@@ -39,18 +39,42 @@ def test_an_evaluation_runs_the_first_items_once_and_trains_nothing() -> None:
     assert not {"evaluation", "assemble-batches"} & set(services_of(derived))
 
 
+@pytest.mark.parametrize(
+    "learning",
+    [
+        {"tasks": {"curators": ["greso"], "curated_by": "default"}},
+        {
+            "tasks": {
+                "roles": {"policy": "default", "other": "default"},
+                "league": {"roles": ["other"]},
+            }
+        },
+        {"tasks": {"roles": {"a": "default", "b": "second"}}, "barrier": {}},
+    ],
+)
+def test_what_only_a_policy_that_learns_can_have_is_left_out(learning: dict[str, Any]) -> None:
+    tasks = {"use": "count", "options": {"items": 9}, **learning["tasks"]}
+    names = ("default", "second")[: 1 + ("barrier" in learning)]
+    policies = {name: {"model": "tiny-llama"} for name in names}
+    tree = {"name": "r", "policies": policies, **learning, "tasks": tasks}
+    derived = evaluation_recipe(parse_recipe(tree, "test"), {})
+    assert (derived.tasks.curators, derived.tasks.league, derived.barrier) == ((), None, None)
+    assert derived.tasks.roles == tasks.get("roles", {"policy": "default"})
+
+
 def test_an_evaluation_needs_no_private_key() -> None:
     keys = [key_text(bytes([number]) * 32) for number in range(2)]
     scheduler = {"tenants": {"mine": {"keys": keys[:1], "weight": 2}}, "operators": keys[1:]}
     tree = {
         "name": "r",
         "tasks": {"tenant": "mine"},
-        "policies": {"default": {"model": "tiny-llama"}},
+        "policies": {"default": {"model": "tiny-llama", "signers": keys[:1]}},
         "scheduler": {**scheduler, "require_keys": True},
     }
-    derived = evaluation_recipe(parse_recipe(tree, "test"), {}).scheduler
-    assert derived.trusted == TrustedKeys()
-    assert derived.tenants["mine"].weight == 2
+    derived = evaluation_recipe(parse_recipe(tree, "test"), {})
+    assert derived.scheduler.trusted == TrustedKeys()
+    assert derived.scheduler.tenants["mine"].weight == 2
+    assert derived.policies["default"].signers == ()
 
 
 @pytest.mark.parametrize("roles", [(), ("agent", "env")])

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, cast
 
 import pytest
@@ -21,11 +24,13 @@ from headrace.schemas.events import (
     TaskSubmitted,
     TrajectoryRecorded,
 )
-from headrace.schemas.topics import BATCHES, OBSERVATIONS, TRAJECTORIES, Topics
-from headrace.services.kafka.broker import Partition
+from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.topics import BATCHES, OBSERVATIONS, OUTCOMES, TRAJECTORIES, Topics
+from headrace.services.kafka.broker import Partition, Record
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
+from headrace.services.operate.replay import recording
 from headrace.services.operate.replay.recording import Recording, TaskRange, make_fresh
 from headrace.services.operate.replay.replay_batches import replay_batches
 from headrace.services.operate.replay.replay_episodes import replay_episodes
@@ -37,6 +42,7 @@ from tests.unit.stream_jobs.test_groups import a_task, an_outcome
 
 TOPICS = Topics("old", ("default",), 1, ["t"])
 RECIPE = a_recipe()
+NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
 class Bench:
@@ -72,6 +78,10 @@ class Bench:
             )
         )
 
+    async def observe(self, task: int) -> None:
+        observed = {"task": task, "sample": 0, "call": "1", "index": 0, "digest": bytes(16)}
+        await self.log.send(ObservationRecorded.model_validate(observed))
+
     async def batch(self, version: int, *refs: Ref) -> None:
         sample = {"advantages": bytes(4), "tokens": 1, "longest": 2, "oldest_version": 0}
         samples = [
@@ -96,10 +106,34 @@ class Bench:
         )
 
 
-def on_bench(test: Callable[[Bench], Coroutine[Any, Any, None]]) -> None:
+def started_episode(task: int, payload: str = "{}") -> EpisodeStarted:
+    submitted = TaskSubmitted(
+        source="s",
+        task_id=str(task),
+        item_id="i",
+        agent="default",
+        environment=EnvironmentUse(use="default"),
+        roles={},
+        max_turns=1,
+        max_tokens=1,
+        deadline_s=1,
+        payload=payload,
+    )
+    return EpisodeStarted(task=task, sample=0, submitted=submitted, seed=0, deadline=1)
+
+
+def playable() -> Recipe:
+    recipe = a_recipe()
+    policy = recipe.policies["default"].model_copy(update={"model": "tiny-llama"})
+    return recipe.model_copy(update={"policies": {"default": policy}})
+
+
+def on_bench(
+    test: Callable[[Bench], Coroutine[Any, Any, None]], settings: Mapping[str, str] = NO_SETTINGS
+) -> None:
     async def main() -> None:
         bench = Bench()
-        await bench.broker.create_topics({t.name: (t.partitions, {}) for t in TOPICS})
+        await bench.broker.create_topics({t.name: (t.partitions, settings) for t in TOPICS})
         before = set(await bench.broker.list_topics())
         await test(bench)
         assert set(await bench.broker.list_topics()) == before, "no namespace was made"
@@ -160,28 +194,13 @@ def test_tasks_whose_trajectories_are_gone_are_named() -> None:
 
 def test_an_episode_whose_record_begins_before_what_is_kept_is_left_out() -> None:
     async def submit(bench: Bench, task: int) -> None:
-        submitted = TaskSubmitted(
-            source="s",
-            task_id=str(task),
-            item_id="i",
-            agent="default",
-            environment=EnvironmentUse(use="default"),
-            roles={},
-            max_turns=1,
-            max_tokens=1,
-            deadline_s=1,
-        )
-        started = EpisodeStarted(task=task, sample=0, submitted=submitted, seed=0, deadline=1)
-        await bench.log.send(started)
+        await bench.log.send(started_episode(task))
         await asyncio.sleep(0.02)  # the log's clock has milliseconds
-        observed = {"task": task, "sample": 0, "call": "1", "index": 0, "digest": bytes(16)}
-        await bench.log.send(ObservationRecorded.model_validate(observed))
+        await bench.observe(task)
         await asyncio.sleep(0.02)
 
     async def test(bench: Bench) -> None:
-        recipe = a_recipe()
-        policy = recipe.policies["default"].model_copy(update={"model": "tiny-llama"})
-        recipe = recipe.model_copy(update={"policies": {"default": policy}})
+        recipe = playable()
 
         async def replay() -> tuple[int, int, int]:
             found = await replay_episodes(bench.recording, recipe, tasks=TaskRange(), limit=2)
@@ -197,6 +216,69 @@ def test_an_episode_whose_record_begins_before_what_is_kept_is_left_out() -> Non
         bench.expire(OBSERVATIONS, 6)
         with pytest.raises(RecordsLost, match="old has 5 episodes of tasks 0 to the last, but"):
             await replay()
+
+    on_bench(test)
+
+
+def test_a_partition_that_has_lost_all_records_counts() -> None:
+    """Its oldest record can't say when what is kept begins: retention does."""
+
+    async def test(bench: Bench) -> None:
+        for task in range(3):
+            await bench.log.send(started_episode(task))
+            await bench.observe(task)
+        bench.expire(OBSERVATIONS, 3)
+        with pytest.raises(RecordsLost, match="old has 3 episodes of tasks 0 to the last, but"):
+            await replay_episodes(bench.recording, playable(), tasks=TaskRange(), limit=9)
+
+    on_bench(test)
+    # What retention of a minute has removed is older than episodes that have just started.
+    on_bench(replays_what_is_new, {"retention.ms": "60000"})
+
+
+async def replays_what_is_new(bench: Bench) -> None:
+    await bench.observe(0)
+    bench.expire(OBSERVATIONS, 1)
+    await bench.log.send(started_episode(0))
+    found = await replay_episodes(bench.recording, playable(), tasks=TaskRange(), limit=9)
+    assert (found.episodes, found.no_longer_kept) == (1, 0)
+
+
+def test_memory_does_not_grow_with_the_episodes_that_are_not_replayed() -> None:
+    async def test(bench: Bench) -> None:
+        for task in reversed(range(200)):
+            await bench.log.send(started_episode(task, payload=f'{{"a": "{"x" * 40_000}"}}'))
+        tracemalloc.start()
+        found = await replay_episodes(bench.recording, playable(), tasks=TaskRange(), limit=2)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert (found.episodes, found.beyond_limit) == (2, 198)
+        assert peak < 4_000_000, "200 episodes have 8 MB"
+
+    on_bench(test)
+
+
+def test_only_the_time_of_the_episodes_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "SKEW_S", 0.0)
+
+    async def test(bench: Bench) -> None:
+        decoded = Counter[str]()
+
+        class CountingLog(EventLog):
+            async def decode(self, record: Record) -> Any:
+                decoded[record.partition.topic] += 1
+                return await super().decode(record)
+
+        for task in range(9):
+            await bench.log.send(started_episode(task))
+            await bench.observe(task)
+            await bench.log.send(an_outcome(0, task=task, trajectory=await bench.trajectory(task)))
+            await asyncio.sleep(0.005)
+        bench.recording.log.__class__ = CountingLog
+        found = await replay_episodes(bench.recording, playable(), tasks=TaskRange(4, 4), limit=9)
+        assert (found.episodes, found.unfinished) == (1, 0)
+        assert decoded[TOPICS.name(OBSERVATIONS)] == 1
+        assert decoded[TOPICS.name(OUTCOMES)] <= 2
 
     on_bench(test)
 

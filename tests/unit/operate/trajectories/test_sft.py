@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from headrace.schemas.events import TrajectoryRecorded, Turn
 from headrace.services.namespace.cluster_config import read_recipe
+from headrace.services.operate.sft.sft_rows import read_row
 from headrace.services.operate.trajectories.export_sft import Selection
 from headrace.services.operate.trajectories.recorded_episodes import (
     Prompts,
@@ -35,6 +36,11 @@ def user(text: str) -> dict[str, str]:
 
 def policy(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
+
+
+def context(text: str) -> dict[str, Any]:
+    """An answer from which nothing is learned."""
+    return {**policy(text), "weight": 0}
 
 
 def an_episode(
@@ -75,7 +81,7 @@ def test_each_path_has_the_messages_of_its_prompts_and_answers() -> None:
     )
     assert selection().lines(episode, prompts) == [
         {"messages": [SYSTEM, user("2+2?"), policy("four"), user("3*3?"), policy("nine")]},
-        {"messages": [SYSTEM, user("2+2?"), policy("four"), user("2*4?"), policy("eight")]},
+        {"messages": [SYSTEM, user("2+2?"), context("four"), user("2*4?"), policy("eight")]},
     ]
 
 
@@ -84,6 +90,18 @@ def test_a_path_ends_at_its_last_trainable_turn() -> None:
     assert learned_paths(episode) == [[0, 2]]
     assert learned_paths(an_episode((-1, "a", True), (0, "b", False), (0, "c", False))) == [[0]]
     assert learned_paths(an_episode((-1, "a", False), (0, "b", True))) == [[0, 1]]
+
+
+def test_each_trainable_turn_is_learned_once_as_the_trainer_learns_it() -> None:
+    episode = an_episode(
+        (-1, "a", True), (0, "pinned", False), (1, "b", True), (1, "c", True), (0, "d", True)
+    )
+    prompts = asked(*({"messages": [user(str(number))]} for number in range(5)))
+    lines = selection().lines(episode, prompts)
+    rows = [read_row(line, "hermes") for line in lines]
+    learned = [one.answer for row in rows for one in row.exchanges if one.learned]
+    assert learned == ["a", "b", "c", "d"]
+    assert [one.answer for one in rows[1].exchanges] == ["a", "pinned", "c"]
 
 
 def test_calls_of_tools_are_in_the_usual_form() -> None:
