@@ -23,11 +23,12 @@ from headrace.schemas.events import TaskSubmitted
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import TASKS
 from headrace.services.base.clock import now
+from headrace.services.base.texts import encodable
 from headrace.services.kafka.broker import Position
 from headrace.services.log.log_reader import Patience
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import Connection
-from headrace.services.operate.dashboard.views.cut_texts import Tree, safe, text_tree
+from headrace.services.operate.dashboard.views.cut_texts import Tree, text_tree
 from headrace.services.operate.dashboard.views.fact_reader import FactReader
 from headrace.services.operate.dashboard_child import variables_of
 from headrace.services.operate.dead_letters.dead_letters import redrive
@@ -196,7 +197,7 @@ async def _read(job: Job) -> None:
     assert job.process.stdout is not None
     size = 0
     while data := await job.process.stdout.read(4_096):
-        text = safe(data.decode(errors="replace"))
+        text = encodable(data.decode(errors="replace"))
         job.output.append(text)
         size += len(text)
         while size > 2 * OUTPUT:
