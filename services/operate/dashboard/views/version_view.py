@@ -142,16 +142,16 @@ def histogram(values: list[float]) -> Tree:
     }
 
 
+def _publication_tree(fact: Fact[PolicyPublished]) -> Tree:
+    return {
+        "at": fact.recorded_at,
+        "status": fact.event.status,
+        "location": fact.location,
+        "writer": encodable(fact.writer),
+    }
+
+
 async def _weights_parts(blobs: BlobStore, facts: list[Fact[PolicyPublished]]) -> Tree:
-    shown = [
-        {
-            "at": fact.recorded_at,
-            "status": fact.event.status,
-            "location": fact.location,
-            "writer": encodable(fact.writer),
-        }
-        for fact in facts
-    ]
     if not facts:
         return {"publications": [], "metrics": {}, "wait_s": None, "step_s": None, "weights": None}
     event = facts[-1].event
@@ -168,7 +168,7 @@ async def _weights_parts(blobs: BlobStore, facts: list[Fact[PolicyPublished]]) -
     except HeadraceError:  # The store does not answer, or this principal may not read it.
         held = [None for _ in files]
     return {
-        "publications": shown,
+        "publications": [_publication_tree(fact) for fact in facts],
         "metrics": {
             encodable(name): value for name, value in trained.metrics.items() if value == value
         },
