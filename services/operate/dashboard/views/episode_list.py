@@ -71,6 +71,10 @@ ORDERS: Mapping[str, Callable[[Found], Any]] = {
 }
 
 
+STATES = ("waiting", "running", "ended")
+"""What `EpisodeRow.state` may be. How an episode ended is its `ending`."""
+
+
 def find_episodes(index: RunIndex, query: Mapping[str, str]) -> list[Found]:
     """Returns the episodes that all filters accept, in the order that was asked for.
 
@@ -93,6 +97,8 @@ def find_episodes(index: RunIndex, query: Mapping[str, str]) -> list[Found]:
 
 
 def _tests(query: Mapping[str, str]) -> list[Callable[[Found], bool]]:
+    if (state := query.get("state") or STATES[0]) not in STATES:
+        raise UsageError(f"state={state[:40]!r}: it is one of {', '.join(STATES)}")
     texts: dict[str, Callable[[Found, str], bool]] = {
         "policy": lambda one, text: text in one.episode.policies,
         "purpose": lambda one, text: one.task.purpose == text,

@@ -105,6 +105,7 @@ def _policy_tree(index: RunIndex, name: str) -> Tree:
     series, progress = index.series[name], index.progress.policies[name]
     newest = series.newest
     results = index.progress.evaluations.of(name)
+    newest_measured = max((version for version, one in results.items() if one.rewards), default=-1)
     row = series.rows.get(newest)
     return {
         "name": name,
@@ -114,12 +115,14 @@ def _policy_tree(index: RunIndex, name: str) -> Tree:
         "reward": series.value(newest, "reward"),
         "staleness": progress.staleness,
         "skipped": progress.skipped,
-        "evaluation": evaluation_tree(max(results), results[max(results)]) if results else None,
+        "evaluation": evaluation_tree(newest_measured, results.get(newest_measured)),
     }
 
 
-def evaluation_tree(version: int, result: EvaluationResult) -> Tree:
-    """Returns the evaluation of a version with its 95 % intervals."""
+def evaluation_tree(version: int, result: EvaluationResult | None) -> Tree | None:
+    """Returns the evaluation of a version with its 95 % intervals. None if no sample counts yet."""
+    if result is None or not result.rewards:
+        return None
     return {"version": version, **result.to_tree()}
 
 
@@ -148,15 +151,15 @@ def series_tree(index: RunIndex, query: Mapping[str, str]) -> Tree:
     points = whole_number(query, "points", POINTS, 1, MOST_POINTS)
     first = whole_number(query, "from", 0)
     last = whole_number(query, "to", -1, -1)
-    results = index.progress.evaluations.of(policy)
+    results = [
+        (version, result)
+        for version, result in index.progress.evaluations.of(policy).items()
+        if version >= first and (last < 0 or version <= last) and result.rewards
+    ]
     tree = series.series([one for one in known if one in wanted], points, first, last=_last(last))
     return tree | {
         "names_known": known,
-        "evaluation": [
-            evaluation_tree(version, result)
-            for version, result in results.items()
-            if version >= first and (last < 0 or version <= last)
-        ][-MOST_POINTS:],
+        "evaluation": [evaluation_tree(*one) for one in results[-MOST_POINTS:]],
     }
 
 

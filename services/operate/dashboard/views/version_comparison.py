@@ -147,5 +147,5 @@ def _side(index: RunIndex, policy: str, version: int, rows: _Rows) -> Tree:
         "turns_mean": fmean(one.turns for one in attempts) if attempts else None,
         "seconds_mean": fmean(row.seconds for row in episodes) if episodes else None,
         "episodes": len(episodes),
-        "evaluation": None if result is None else evaluation_tree(version, result),
+        "evaluation": evaluation_tree(version, result),
     }

@@ -54,7 +54,7 @@ async def version_tree(
     tree |= await _batch_parts(index, reader, batch, query)
     tree |= await _weights_parts(blobs, publications)
     result = index.progress.evaluations.of(policy).get(version)
-    tree["evaluation"] = None if result is None else evaluation_tree(version, result)
+    tree["evaluation"] = evaluation_tree(version, result)
     return tree
 
 
