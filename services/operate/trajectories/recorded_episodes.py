@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +19,9 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.topics import GENERATIONS, OBSERVATIONS, PROMPTS, RESULTS
 from headrace.schemas.turn_paths import paths
+from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
-from headrace.services.log.log_reader import WHOLE, read_events
+from headrace.services.log.log_reader import WHOLE, OffsetRange, read_events
 from headrace.services.log.unpacked import Texts, floats_in, ids_in, versions_in
 
 FETCHED_AT_ONCE = 64
@@ -150,11 +151,7 @@ class EpisodeReader:
         attempts, found = {_attempt(event) for event in events}, dict[Any, tuple[str, str]]()
         if not attempts:
             return found
-        partitions = self._log.topics.partitions_of(PROMPTS)
-        since = min(event.started for event in events) / 1000 - SKEW_S
-        until = max(event.ended for event in events) / 1000 + SKEW_S
-        starts, ends = [await self._log.broker.offsets_at(partitions, at) for at in (since, until)]
-        ranges = {one: (starts[one], ends[one]) for one in partitions}
+        ranges = await self._played(self._log.topics.partitions_of(PROMPTS), events)
         async with aclosing(read_events(self._log, ranges)) as deliveries:
             async for delivery in deliveries:
                 event = delivery.event
@@ -167,12 +164,16 @@ class EpisodeReader:
     async def _answers(
         self, number: int, events: Collection[TrajectoryRecorded]
     ) -> dict[_Attempt, list[TimedAnswer]]:
-        """The answers of some attempts by attempt. The first record of an answer counts."""
-        topics = self._log.topics
+        """The answers of some attempts by attempt. The first record of an answer counts.
+
+        It reads only the time in which they were played.
+        """
         found: dict[_Attempt, _Answers] = {_attempt(event): {} for event in events}
-        ranges = {
-            topics.partition(one, number=number): WHOLE for one in (GENERATIONS, OBSERVATIONS)
-        }
+        if not found:
+            return {}
+        topics = (GENERATIONS, OBSERVATIONS)
+        partitions = [self._log.topics.partition(one, number=number) for one in topics]
+        ranges = await self._played(partitions, events)
         async with aclosing(read_events(self._log, ranges)) as deliveries:
             async for delivery in deliveries:
                 _add_answer(found, delivery)
@@ -180,6 +181,15 @@ class EpisodeReader:
             attempt: sorted(answers.values(), key=lambda one: one.ended_at)
             for attempt, answers in found.items()
         }
+
+    async def _played(
+        self, partitions: Sequence[Partition], events: Collection[TrajectoryRecorded]
+    ) -> dict[Partition, OffsetRange]:
+        """Returns the offsets of the time in which some attempts were played; at least one."""
+        since = min(event.started for event in events) / 1000 - SKEW_S
+        until = max(event.ended for event in events) / 1000 + SKEW_S
+        starts, ends = [await self._log.broker.offsets_at(partitions, at) for at in (since, until)]
+        return {one: (starts[one], ends[one]) for one in partitions}
 
     def _episode(self, event: TrajectoryRecorded, answers: list[TimedAnswer]) -> RecordedEpisode:
         turns: list[UnpackedTurn] = []
