@@ -50,6 +50,7 @@ from headrace.services.operate.dashboard.index.tool_calls_read import (
     tools_of,
 )
 from headrace.services.operate.dashboard.index.version_series import VersionSeries
+from headrace.services.operate.dead_letters.dead_letter_count import DeadLetterCount
 from headrace.services.operate.run.progress import Progress
 
 MOST_TASKS = 250_000
@@ -95,6 +96,7 @@ class RunIndex:
         self.last_end_at = 0.0
         """When the newest result of a task was recorded."""
         self.workers = SeenWorkers()
+        self.dead_letters = DeadLetterCount()
         self.positions = PackedPositions()
         self.forgotten = 0
         """Tasks that were forgotten."""

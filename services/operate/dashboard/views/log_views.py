@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -15,16 +15,16 @@ from headrace.schemas.topics import DAY_MS, DEAD_LETTERS, RETENTION_MS
 from headrace.services.base.texts import encodable
 from headrace.services.kafka.broker import Partition, Position
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.log_reader import Patience, read_records
+from headrace.services.log.log_reader import read_records
 from headrace.services.log.unpacked import Texts
 from headrace.services.operate.dashboard.views.cut_texts import WHOLE, Tree, text_tree
 from headrace.services.operate.dashboard.views.fact_reader import FactReader
 from headrace.services.operate.dashboard.views.page_of import DEFAULT, whole_number
+from headrace.services.operate.dead_letters.dead_letter_count import DeadLetterKind
 from headrace.services.operate.dead_letters.dead_letters import (
     DeadLetter,
     find_dead_letter,
     find_original,
-    list_kinds,
     read_dead_letter,
     refusal,
     text,
@@ -119,7 +119,9 @@ async def records_tree(log: EventLog, query: Mapping[str, str]) -> Tree:
     return {"items": items[::-1], "total": end - first, "next": following}
 
 
-async def dead_letters_tree(log: EventLog, query: Mapping[str, str]) -> Tree:
+async def dead_letters_tree(
+    log: EventLog, kinds: Sequence[DeadLetterKind], query: Mapping[str, str]
+) -> Tree:
     """Returns the kinds of dead letters, and the newest letters."""
     at = log.topics.partition(DEAD_LETTERS)
     first, end = (await log.broker.ends([at]))[at]
@@ -136,7 +138,6 @@ async def dead_letters_tree(log: EventLog, query: Mapping[str, str]) -> Tree:
             elif found.number < before:
                 letters = [*letters[-limit:], found]
     newest = letters[::-1][:limit]
-    kinds = await list_kinds(log, Patience(lambda line: None))
     following = newest[-1].number if newest and len(letters) > limit else start
     return {
         "kinds": [

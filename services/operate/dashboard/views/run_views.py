@@ -65,7 +65,7 @@ def run_tree(namespace: str, follower: IndexFollower) -> Tree:
         "rates": _rates(index, at),
         "lags": follower.lags,
         "lags_problem": follower.lags_problem,
-        "dead_letters": follower.dead_letters,
+        "dead_letters": index.dead_letters.waiting,
         "failures": _failure_trees(index),
         "endings": dict(index.endings.most_common()),
         "discarded": _discarded_counts(index),
