@@ -6,7 +6,7 @@ Workers use it for the offsets that are done, and batches for the tasks that are
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class Frontier:
@@ -62,6 +62,19 @@ class Frontier:
             return False
         self._insert(number, number)
         return True
+
+    def gaps(self, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Yields the inclusive runs of the numbers from `first` to `last` that it does not have."""
+        first = max(first, self._low_mark)
+        at = bisect_right(self._firsts, first)
+        if at > 0:
+            first = max(first, self._lasts[at - 1] + 1)
+        while first <= last:
+            end = last if at == len(self._firsts) else min(last, self._firsts[at] - 1)
+            yield first, end
+            if end == last:
+                return
+            first, at = self._lasts[at] + 1, at + 1
 
     def _insert(self, first: int, last: int) -> None:
         at = bisect_right(self._firsts, first)

@@ -137,9 +137,12 @@ class EvaluationResult:
     """The number of samples that are left out."""
     players: set[str] = field(default_factory=set)
     """The policies that have a turn in any sample."""
+    _tree: dict[str, object] | None = field(default=None, init=False, repr=False, compare=False)
+    """What `to_tree` returned since the newest task was added: a page asks again and again."""
 
     def add(self, ended: TaskEnded) -> None:
         """Adds a task that has ended."""
+        self._tree = None
         rewards = [reward_of(outcome, self.policy) for outcome in ended.outcomes]
         counted = tuple(reward for reward in rewards if reward is not None)
         self.asked = max(self.asked, len(rewards))
@@ -209,6 +212,11 @@ class EvaluationResult:
 
     def to_tree(self) -> dict[str, object]:
         """Returns JSON values."""
+        if self._tree is None:
+            self._tree = self._to_tree()
+        return self._tree
+
+    def _to_tree(self) -> dict[str, object]:
         average = self.average
         return {
             "items": len(self.rewards),

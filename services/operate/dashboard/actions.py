@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import uuid
 from collections import deque
@@ -23,11 +24,12 @@ from headrace.schemas.events import TaskSubmitted
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import TASKS
 from headrace.services.base.clock import now
+from headrace.services.base.texts import encodable
 from headrace.services.kafka.broker import Position
 from headrace.services.log.log_reader import Patience
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import Connection
-from headrace.services.operate.dashboard.views.cut_texts import Tree, safe, text_tree
+from headrace.services.operate.dashboard.views.cut_texts import Tree, text_tree
 from headrace.services.operate.dashboard.views.fact_reader import FactReader
 from headrace.services.operate.dashboard_child import variables_of
 from headrace.services.operate.dead_letters.dead_letters import redrive
@@ -46,6 +48,7 @@ OUTPUT = 20_000
 END_S = 5.0
 """Seconds after SIGTERM until a job is killed."""
 MOST_NUMBERS = 1_000
+REQUEST = re.compile(r"[0-9a-f]{8,64}")
 
 
 @dataclass
@@ -93,7 +96,7 @@ class DashboardActions:
             case "cancel":
                 return await self._cancel(_whole(body, "task"), _text(body, "reason"))
             case "again":
-                return await self._again(_whole(body, "task"))
+                return await self._again(_whole(body, "task"), _text(body, "request"))
             case "redrive":
                 return await self._redrive(body.get("numbers"))
             case "evaluate" | "replay":
@@ -122,7 +125,11 @@ class DashboardActions:
             message = "had already ended, or was refused: nothing changes"
         return {"ok": True, "message": f"task {task}: {message}"}
 
-    async def _again(self, task: int) -> Tree:
+    async def _again(self, task: int, request: str) -> Tree:
+        """Submits a copy of a task. `request` is the page's own id of what was asked for: if a
+        browser or a person repeats it, the scheduler refuses the second copy as a repetition."""
+        if request and not REQUEST.fullmatch(request):
+            raise UsageError("request: give 8 to 64 hexadecimal digits, or leave it out")
         position = Position(self._reader.log.topics.partition(TASKS), task)
         found = await self._reader.delivery(position)
         if found is None or not isinstance(found.event, TaskSubmitted):
@@ -130,7 +137,7 @@ class DashboardActions:
         # This dashboard signs the copy, so it must not prove what nobody has signed.
         if why := found.refusal(self._recipe.scheduler.trusted, found.event.tenant):
             raise UsageError(f"task {task} was refused, so it is not submitted again: {why}")
-        task_id = f"{task}-again-{uuid.uuid4().hex[:8]}"
+        task_id = f"{task}-again-{request or uuid.uuid4().hex}"
         changed = {"source": SOURCE, "task_id": task_id}
         log = await self._connection.writing_log(self._reader.log.topics)
         ref = await log.send(found.event.model_copy(update=changed))
@@ -196,7 +203,7 @@ async def _read(job: Job) -> None:
     assert job.process.stdout is not None
     size = 0
     while data := await job.process.stdout.read(4_096):
-        text = safe(data.decode(errors="replace"))
+        text = encodable(data.decode(errors="replace"))
         job.output.append(text)
         size += len(text)
         while size > 2 * OUTPUT:

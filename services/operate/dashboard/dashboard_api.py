@@ -216,7 +216,8 @@ class DashboardApi:
 
     async def dead_letters(self, query: Query) -> Tree:
         """Answers /api/dead-letters."""
-        return await log_views.dead_letters_tree(self._log, query)
+        kinds = self.index.dead_letters.kinds()
+        return await log_views.dead_letters_tree(self._log, kinds, query)
 
     async def dead_letter(self, _: Query, number: int) -> Tree:
         """Answers /api/dead-letters/N."""

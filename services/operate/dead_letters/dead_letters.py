@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from headrace.errors import DecodeError, RecordsLost, UsageError
@@ -53,15 +53,15 @@ from headrace.services.log.dead_letter import WHY
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, Patience, read_records
 from headrace.services.operate.audit.audit_trail import operation
+from headrace.services.operate.dead_letters.dead_letter_count import (
+    DeadLetterCount,
+    DeadLetterKind,
+)
 
 REDRIVE_OF = "headrace.retry_of"
 """Header of a redriven record: the location of the dead letter."""
 REDRIVEN = "headrace.retried"
 """Header of a mark in `dead-letters`: the number of the dead letter that was redriven."""
-MAX_KINDS = 1_000
-"""Most kinds of dead letters that a list separates. It counts all others together."""
-SHOWN_NUMBERS = 3
-"""Most numbers of dead letters that a list shows for each kind."""
 
 REFUSED = {
     RUNS.name: "only `headrace apply` and `headrace run` write the state of a run, and its order "
@@ -122,20 +122,6 @@ class DeadLetter:
         }
 
 
-@dataclass(slots=True)
-class DeadLetterKind:
-    """The dead letters of one topic with one reason."""
-
-    topic: str
-    reason: str
-    count: int = 0
-    redriven: int = 0
-    first: list[int] = field(default_factory=list)
-    """The numbers of the first few."""
-    last_at: float = 0.0
-    """Epoch seconds of the newest one."""
-
-
 def read_dead_letter(record: Record) -> DeadLetter | int:
     """Reads a record of `dead-letters`: a dead letter, or a mark that names a redriven one.
 
@@ -160,22 +146,13 @@ def read_dead_letter(record: Record) -> DeadLetter | int:
 
 async def list_kinds(log: EventLog, patience: Patience) -> list[DeadLetterKind]:
     """Counts all dead letters by topic and reason. The kind with the newest one is last."""
-    kinds: dict[tuple[str, str], DeadLetterKind] = {}
-    kind_of: dict[int, DeadLetterKind] = {}
+    count = DeadLetterCount()
     async for one in _read_all(log, patience):
         if isinstance(one, int):
-            if one in kind_of:
-                kind_of[one].redriven += 1
-            continue
-        key = (one.topic, one.reason)
-        if key not in kinds and len(kinds) >= MAX_KINDS:
-            key = ("", "other reasons")
-        kind = kind_of[one.number] = kinds.setdefault(key, DeadLetterKind(*key))
-        kind.count += 1
-        kind.last_at = max(kind.last_at, one.at)
-        if len(kind.first) < SHOWN_NUMBERS:
-            kind.first.append(one.number)
-    return sorted(kinds.values(), key=lambda kind: kind.last_at)
+            count.on_redriven(one)
+        else:
+            count.on_dead_letter(one.number, one.topic, one.reason, one.at)
+    return count.kinds()
 
 
 async def find_dead_letter(log: EventLog, number: int) -> DeadLetter:

@@ -31,7 +31,12 @@ from headrace.services.operate.trajectories.recorded_episodes import (
 
 PROVIDER = "headrace"
 AT_ONCE = 512
-"""Spans in one request."""
+"""Most spans in one request."""
+REQUEST_BYTES = 4 << 20
+"""Most bytes of texts in one request, if it has several spans. Collectors refuse larger requests:
+by default from 20 MiB over HTTP, and those that pass them on over gRPC from 4 MiB."""
+SPAN_BYTES = 1 << 10
+"""Bytes of a span without its texts, about."""
 TIMEOUT_S = 30.0
 NS_PER_S = 1_000_000_000
 Attributes = dict[str, AttributeValue]
@@ -178,6 +183,7 @@ class OtlpWriter:
         self._resource = Resource(named)
         self._exporter = OTLPSpanExporter(endpoint=endpoint, timeout=TIMEOUT_S)
         self._waiting: list[ReadableSpan] = []
+        self._bytes = 0
 
     def write(self, episode: RecordedEpisode) -> None:
         """Adds an episode, and sends what has come together. Blocks.
@@ -185,21 +191,29 @@ class OtlpWriter:
         Raises DependencyError if the collector does not take it.
         """
         spans = EpisodeSpans(episode, self._resource, content=self._content)
-        self._waiting += spans.spans()
-        while len(self._waiting) >= AT_ONCE:
-            self._send()
+        for span in spans.spans():
+            size = _size(span)
+            if self._bytes + size > REQUEST_BYTES or len(self._waiting) >= AT_ONCE:
+                self._send()
+            self._waiting.append(span)
+            self._bytes += size
 
     def close(self) -> None:
         """Sends the rest. Raises DependencyError as `write` does."""
-        while self._waiting:
-            self._send()
+        self._send()
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
 
     def _send(self) -> None:
-        sent, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
-        if self._exporter.export(sent) is not SpanExportResult.SUCCESS:
+        sent, self._waiting, self._bytes = self._waiting, [], 0
+        if sent and self._exporter.export(sent) is not SpanExportResult.SUCCESS:
             raise DependencyError(
                 f"the collector at {self._endpoint} did not take {len(sent)} spans. Check the URL, "
                 "which usually ends in /v1/traces, and the collector's log. Then run the command "
                 "again: spans that arrived keep their ids"
             )
+
+
+def _size(span: ReadableSpan) -> int:
+    """Returns about how many bytes a span takes in a request."""
+    texts = (one for one in (span.attributes or {}).values() if isinstance(one, str))
+    return SPAN_BYTES + sum(len(one.encode("utf-8", "replace")) for one in texts)

@@ -180,10 +180,13 @@ class EpisodeReader:
     async def _answers(
         self, number: int, events: Collection[TrajectoryRecorded]
     ) -> dict[_Attempt, list[TimedAnswer]]:
-        """The answers of some attempts by attempt. The first record of an answer counts."""
-        topics = self._log.topics
+        """The answers of some attempts by attempt. The first record of an answer counts.
+
+        It reads only the time in which they were played.
+        """
         found: dict[_Attempt, _Answers] = {_attempt(event): {} for event in events}
-        partitions = [topics.partition(one, number=number) for one in (GENERATIONS, OBSERVATIONS)]
+        topics = (GENERATIONS, OBSERVATIONS)
+        partitions = [self._log.topics.partition(one, number=number) for one in topics]
         ranges = await self._played(partitions, events)
         async with aclosing(read_events(self._log, ranges)) as deliveries:
             async for delivery in deliveries:

@@ -88,11 +88,11 @@ class BatchCount:
         for task in named:
             self._decided.add(task)
         after = batch.frontier()
-        # What the frontier has and nobody named was passed over.
-        low, first = after.low_mark, self._decided.low_mark
-        self.lost |= {task for task in range(first, low) if task not in self._decided}
-        for begin, end in after.runs:
-            self.lost |= {one for one in range(begin, end + 1) if one not in self._decided}
+        # What the frontier has and nobody named was passed over. Only gaps are looked at: a task
+        # that hangs holds the low mark, and the runs above it have all tasks since.
+        for begin, end in ((self._decided.low_mark, after.low_mark - 1), *after.runs):
+            for first, last in self._decided.gaps(begin, end):
+                self.lost.update(range(first, last + 1))
         self._decided = after
 
 

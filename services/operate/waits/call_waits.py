@@ -156,10 +156,10 @@ class CallWaits:
 
     def _began(self, request: Request, worker: str) -> float:
         """Returns when a worker can have begun with a call: it may have started after it."""
-        return max(request.at, self._facts.first_heard.get(worker, 0.0))
+        return max(request.at, self._facts.workers.first.get(worker, 0.0))
 
     def _silent_worker(self, worker: str, service: str) -> str:
-        at = self._facts.heard.get(worker, (self._now, False))[0]
+        at = self._facts.workers.newest.get(worker, (self._now, False))[0]
         return self._note(
             f"worker/{worker}", worker, at,
             f"it has not reported for {self._now - at:.0f} s: it is stopped, stuck or dead",

@@ -28,6 +28,11 @@ from headrace.schemas.events import (
 from headrace.schemas.recipe.limit_settings import Tenant
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.kafka.broker import Partition, Position
+from headrace.services.operate.waits.heard_workers import (
+    MOST_WORKERS,
+    HeardWorkers,
+    LifeRecord,
+)
 from headrace.services.operate.waits.policy_facts import PolicyFacts
 from headrace.services.worker.limits.limits_of import (
     all_limits,
@@ -42,7 +47,11 @@ MOST_ENDED = 100_000
 """Ids of ended episodes that are remembered, so that late requests don't open them again."""
 MOST_ANSWERS = 256
 """Answered requests of a live episode that are remembered, the newest ones."""
-MOST_WORKERS = 10_000
+MOST_EARLY = 20_000
+"""Episodes of which only requests or answers were read so far, the newest ones: an answer that
+comes after its episode's end may be read without it."""
+LONGEST_NUMBER = 18
+"""Digits of a number in an id. Any program may write any header."""
 
 EpisodeId = tuple[int, int]
 """Task number, sample."""
@@ -107,21 +116,6 @@ class WaitingFact:
 
 
 @dataclass(frozen=True, slots=True)
-class LifeRecord:
-    """The newest record of a worker's process."""
-
-    service: str
-    policy: str
-    state: str
-    reason: str
-    at: float
-    every_s: float
-    host: str = ""
-    worker: str = ""
-    """Its id, which ends with the number of its process."""
-
-
-@dataclass(frozen=True, slots=True)
 class MemberCount:
     """A consumer group as it is now."""
 
@@ -156,6 +150,9 @@ class RunFacts:
         self.started_at = 0.0
         self.state = "started"
         self.episodes: dict[EpisodeId, LiveEpisode] = {}
+        """Those that were started."""
+        self._early: OrderedDict[EpisodeId, LiveEpisode] = OrderedDict()
+        """Those whose start has not been read."""
         self.more_episodes = 0
         """Live episodes beyond MOST_EPISODES."""
         self.ended: OrderedDict[EpisodeId, None] = OrderedDict()
@@ -171,12 +168,7 @@ class RunFacts:
         }
         self.pools = WorkerLoads(recipe.policies, partitions[0])
         self.environments = EnvironmentLoads(recipe.environments, partitions[1])
-        self.heard: dict[str, tuple[float, bool]] = {}
-        """Worker to when its newest report came, and whether it said that it leaves."""
-        self.heard_of: dict[tuple[str, str], tuple[float, bool]] = {}
-        """The same by policy and worker."""
-        self.first_heard: dict[str, float] = {}
-        """Worker to when the first of its reports came that was read."""
+        self.workers = HeardWorkers(recipe.policies)
         self.answered_in: dict[Partition, float] = {}
         """When the newest answer to a known request in a partition came."""
         self.lives: dict[str, LifeRecord] = {}
@@ -208,12 +200,7 @@ class RunFacts:
             case LoadReported():
                 self.pools.on_report(event, at)
                 self.environments.on_report(event, at)
-                if event.worker in self.heard or len(self.heard) < MOST_WORKERS:
-                    self.heard[event.worker] = (at, event.leaving)
-                    self.first_heard.setdefault(event.worker, at)
-                    for pool in event.pools:
-                        if pool.policy in self.policies:
-                            self.heard_of[pool.policy, event.worker] = (at, event.leaving)
+                self.workers.on_report(event, at)
             case InstanceStateEntered():
                 self._on_life(event, at)
             case _:
@@ -259,18 +246,22 @@ class RunFacts:
     def _of(self, identity: str) -> tuple[LiveEpisode | None, int]:
         """Returns the episode of a request, and the number of the attempt. None if it has ended."""
         parts = identity.split("/", 3)
-        if len(parts) < 4 or not all(part.isdecimal() for part in parts[:3]):
-            return None, 0  # any program may write any header
+        if len(parts) < 4 or not all(
+            part.isdecimal() and len(part) <= LONGEST_NUMBER for part in parts[:3]
+        ):
+            return None, 0
         return self._episode((int(parts[0]), int(parts[1]))), int(parts[2])
 
     def _episode(self, key: EpisodeId) -> LiveEpisode | None:
+        """Returns a live episode, also if its start has not been read yet."""
         if key in self.ended:
             return None
-        if key not in self.episodes:
-            if len(self.episodes) >= MOST_EPISODES:
-                return None
-            self.episodes[key] = LiveEpisode()
-        return self.episodes[key]
+        known = self.episodes.get(key)
+        if known is None:
+            known = self._early.setdefault(key, LiveEpisode())
+            if len(self._early) > MOST_EARLY:
+                self._early.popitem(last=False)
+        return known
 
     def _on_start(self, started: EpisodeStarted, at: float) -> None:
         if self.tasks.pop(started.task, None) is None and started.task not in self.known_starts:
@@ -278,18 +269,25 @@ class RunFacts:
             self.known_starts[started.task] = None
             while len(self.known_starts) > MOST_ENDED:
                 self.known_starts.popitem(last=False)
-        key = started.task, started.sample
-        episode = self._episode(key)
-        if episode is None:
-            self.more_episodes += key not in self.ended
-        elif episode.started is None:
-            episode.started, episode.at = started, at
-            episode.newest = max(episode.newest, at)
+        self._add_episode(started, at)
         if started.verdict is None and started.submitted.purpose == "train":
             for policy in self.policies.values():
                 policy.on_start(started.task)
 
+    def _add_episode(self, started: EpisodeStarted, at: float) -> None:
+        key = started.task, started.sample
+        if key in self.ended or key in self.episodes:
+            return
+        episode = self._early.pop(key, None) or LiveEpisode()
+        if len(self.episodes) >= MOST_EPISODES:
+            self.more_episodes += 1
+            return
+        episode.started, episode.at = started, at
+        episode.newest = max(episode.newest, at)
+        self.episodes[key] = episode
+
     def _on_end(self, key: EpisodeId) -> None:
+        self._early.pop(key, None)
         if key in self.ended:
             return
         if self.episodes.pop(key, None) is None and self.more_episodes:
@@ -318,12 +316,13 @@ class RunFacts:
     def _on_life(self, event: InstanceStateEntered, at: float) -> None:
         if event.kind != "worker" or not event.service:
             return
-        if event.worker not in self.lives and len(self.lives) >= MOST_WORKERS:
-            return
+        self.lives.pop(event.worker, None)
         self.lives[event.worker] = LifeRecord(
             event.service, event.policy, event.state, event.reason, at, event.every_ms / 1000,
             event.host, event.worker,
         )  # fmt: skip
+        if len(self.lives) > MOST_WORKERS:
+            del self.lives[next(iter(self.lives))]
 
     def live_of(self, purpose: str) -> int:
         """Returns how many episodes of a purpose are live."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headrace.services.operate.waits.found_wait import Wait
-from headrace.services.operate.waits.run_facts import LifeRecord, LiveEpisode, RunFacts
+from headrace.services.operate.waits.heard_workers import LifeRecord
+from headrace.services.operate.waits.run_facts import LiveEpisode, RunFacts
 
 LIFE_SLACK_S = 15.0
 """A worker may record its life so much later than it said."""
@@ -65,11 +66,11 @@ class ServiceWaits:
         """Notes that no worker of a service that should report does. Returns the wait's id."""
         heard = [
             (at, worker, left)
-            for (name, worker), (at, left) in self._facts.heard_of.items()
+            for (name, worker), (at, left) in self._facts.workers.newest_of.items()
             if policy == name
         ] or [
             (at, worker, left)
-            for worker, (at, left) in self._facts.heard.items()
+            for worker, (at, left) in self._facts.workers.newest.items()
             if not policy and worker.startswith(f"{service}-")
         ]
         of = f" of {policy}" if policy and len(self._facts.policies) > 1 else ""

@@ -15,7 +15,8 @@ from headrace.services.kafka.access.visibility import log_folders_here
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
-from headrace.services.operate.waits.run_facts import LifeRecord, SideProblem
+from headrace.services.operate.waits.heard_workers import LifeRecord
+from headrace.services.operate.waits.run_facts import SideProblem
 
 FULL_BYTES = 64 * 1024 * 1024
 """A disk with less free space is called full: the next weights may not fit."""

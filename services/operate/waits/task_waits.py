@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from headrace.schemas.version_barrier import held_at_barrier, others_of
 from headrace.services.operate.waits.found_wait import Wait
 from headrace.services.operate.waits.run_facts import RunFacts, WaitingFact
 from headrace.services.operate.waits.service_waits import ServiceWaits
+from headrace.services.scheduler.policy_room import PolicyRoom
 from headrace.services.worker.limits.limits_of import limits_of_use
 
 JUDGED = 1_000
@@ -55,6 +57,12 @@ class _Judge:
         self._facts, self._services, self._groups, self._now = facts, services, groups, now
         self._tenants, self._by_limit = facts.live_by()
         self._live = {purpose: facts.live_of(purpose) for purpose in ("train", "evaluate")}
+        trained = {name: one for name, one in facts.policies.items() if one.trained}
+        self._held = held_at_barrier(
+            facts.recipe,
+            {name: one.batch for name, one in trained.items()},
+            {name: one.version for name, one in trained.items() if one.version >= 0},
+        )
 
     def reason(self, task: WaitingFact) -> _Reason:
         """Returns why a task waits."""
@@ -151,14 +159,20 @@ class _Judge:
         )
 
     def _room(self, task: WaitingFact) -> _Reason | None:
+        train = task.purpose == "train"
         for name, policy in self._facts.policies.items():
-            if task.purpose == "evaluate" and name not in task.policies:
+            if not train and name not in task.policies:
                 continue
             if policy.version < 0:
                 return _Reason(
                     f"{name} has no version 0 yet", "headrace tail policies", (f"trainer/{name}",)
                 )
-            if task.purpose == "train" and policy.room is not None and policy.room.room <= 0:
+            if not train or policy.room is None:
+                continue
+            if name in self._held:
+                if (full := self._full_at_barrier(name, policy.room)) is not None:
+                    return full
+            elif policy.room.room <= 0:
                 behind = policy.batch - policy.version
                 on = (f"trainer/{name}",) if behind > 0 else self._groups
                 return _Reason(
@@ -169,3 +183,15 @@ class _Judge:
                     on,
                 )
         return None
+
+    def _full_at_barrier(self, name: str, room: PolicyRoom) -> _Reason | None:
+        """A policy that the barrier holds needs no room, until so many of its batches wait."""
+        barrier = self._facts.recipe.barrier
+        if barrier is None or not room.has_closed(barrier.waiting_batches):
+            return None
+        others = tuple(f"trainer/{one}" for one in others_of(self._facts.recipe, name))
+        return _Reason(
+            f"{name} waits at the version barrier with {barrier.waiting_batches} full batches",
+            "it starts when the policies behind it have published; see barrier.waiting_batches",
+            others,
+        )

@@ -246,7 +246,7 @@ class WaitsReader:
             return
         # A report counts from when it comes: the clock of a worker's host may be wrong.
         at = now() if name == LOADS.name and self._facts is facts else record.timestamp
-        with suppress(DecodeError):
+        with suppress(DecodeError, ValueError):
             facts.on_event((await self._log.decode(record)).event, at, record.offset)
 
     async def _poll(self) -> None:

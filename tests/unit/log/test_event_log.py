@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from headrace.errors import DecodeError, RecordsLost
 from headrace.schemas.codec import Codec, avsc
@@ -278,5 +279,19 @@ def test_a_log_that_only_reads_leaves_no_trace() -> None:
         async with aclosing(read_events(looking, {RUNS_PARTITION: WHOLE})) as deliveries:
             assert [one.event async for one in deliveries] == [started()]
         assert await bench.records(TOPICS.partition(DEAD_LETTERS)) == []
+
+    run(test)
+
+
+def test_an_alert_sees_the_first_dead_letter() -> None:
+    """The increase of a series that begins with 1 is 0, so it must begin with 0."""
+
+    async def test(bench: Bench) -> None:
+        topics = Topics("sees-first", ("default",), 2)
+        labels = {"topic": topics.name(RUNS)}
+        EventLog(bench.broker, topics, Codec(), bench.registry, "looker", read_only=True)
+        assert REGISTRY.get_sample_value("headrace_dead_letters_total", labels) is None
+        EventLog(bench.broker, topics, Codec(), bench.registry, "worker")
+        assert REGISTRY.get_sample_value("headrace_dead_letters_total", labels) == 0.0
 
     run(test)

@@ -34,6 +34,13 @@ class AgainstASet(RuleBasedStateMachine):
         assert {number for number in range(50) if number in self.frontier} == self.numbers
         assert len(self.frontier) == len(self.numbers)
 
+    @rule(first=NUMBERS, last=NUMBERS)
+    def look_for_gaps(self, first: int, last: int) -> None:
+        gaps = list(self.frontier.gaps(first, last))
+        assert all(begin <= end for begin, end in gaps)
+        missing = [one for begin, end in gaps for one in range(begin, end + 1)]
+        assert missing == [one for one in range(first, last + 1) if one not in self.numbers]
+
     @invariant()
     def is_as_small_as_can_be(self) -> None:
         frontier = self.frontier

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import REGISTRY
 
-from headrace.trainer.metrics.exported_metrics import PhaseSeconds
+from headrace.trainer.metrics.exported_metrics import STATUSES, PhaseSeconds, note_version
+from headrace.trainer.publish import Status
 
 PHASES = st.sampled_from(["wait", "train", "publish"])
 
@@ -29,3 +33,13 @@ def test_a_phase_that_goes_on_counts() -> None:
     phases.enter("p", "wait", 12.0)
     assert phases.spent(20.0) == {("p", "train"): 2.0, ("p", "wait"): 8.0}
     assert phases.spent(21.0)["p", "wait"] == 9.0
+
+
+def test_an_alert_sees_the_first_batch_that_is_skipped() -> None:
+    """The increase of a series that begins with 1 is 0, so it must begin with 0."""
+    labels = {"policy": "sees_first", "status": "skipped"}
+    note_version("sees_first", 0, "initial", {})
+    assert REGISTRY.get_sample_value("headrace_versions_published_total", labels) == 0.0
+    note_version("sees_first", 1, "skipped", {})
+    assert REGISTRY.get_sample_value("headrace_versions_published_total", labels) == 1.0
+    assert set(get_args(Status)) == set(STATUSES)

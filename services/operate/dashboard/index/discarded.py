@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from headrace.schemas.events import BatchAssembled, GroupClosed
+from headrace.schemas.frontier import Frontier
 from headrace.services.operate.dashboard.index.index_rows import DiscardedRow, short
 
 MOST = 200_000
@@ -26,8 +27,10 @@ class Discarded:
     def __init__(self, most: int = MOST) -> None:
         self._rows: OrderedDict[_Key, DiscardedRow] = OrderedDict()
         self._most = most
-        self._forgotten: dict[tuple[str, str, str], list[float]] = {}
+        self._counts: dict[tuple[str, str, str], list[float]] = {}
         """By policy, reason and kind: the count, and the times of the first and the last."""
+        self._forgotten: dict[tuple[str, int], Frontier] = {}
+        """By policy and sample: the tasks of the rows that were forgotten."""
 
     def on_group(self, group: GroupClosed, at: float) -> None:
         """Adds the first record of a group."""
@@ -55,9 +58,6 @@ class Discarded:
 
     def reasons(self) -> list[dict[str, Any]]:
         """Returns how often each policy dropped what for which reason, the most frequent first."""
-        found = {key: list(value) for key, value in self._forgotten.items()}
-        for row in self._rows.values():
-            _count(found, row)
         return [
             {
                 "policy": policy,
@@ -68,8 +68,9 @@ class Discarded:
                 "last": last,
             }
             for (policy, reason, kind), (count, first, last) in sorted(
-                found.items(), key=lambda item: -item[1][0]
+                self._counts.items(), key=lambda item: -item[1][0]
             )
+            if count
         ]
 
     def _add(self, row: DiscardedRow) -> None:
@@ -78,13 +79,21 @@ class Discarded:
         if known is not None:
             group, batch = (known, row) if known.kind != "batch" else (row, known)
             self._rows[key] = replace(group, version=batch.version)
+            if group is row:
+                self._count(known, -1)
+                self._count(row, 1)
+            return
+        forgotten = self._forgotten.get((row.policy, row.sample))
+        if forgotten is not None and row.task in forgotten:
             return
         if len(self._rows) >= self._most:
-            _count(self._forgotten, self._rows.popitem(last=False)[1])
+            (policy, task, sample), _ = self._rows.popitem(last=False)
+            self._forgotten.setdefault((policy, sample), Frontier()).add(task)
         self._rows[key] = row
+        self._count(row, 1)
 
-
-def _count(found: dict[tuple[str, str, str], list[float]], row: DiscardedRow) -> None:
-    known = found.setdefault((row.policy, row.reason, row.kind), [0.0, row.at, row.at])
-    known[0] += 1
-    known[1], known[2] = min(known[1], row.at), max(known[2], row.at)
+    def _count(self, row: DiscardedRow, by: int) -> None:
+        key = row.policy, row.reason, row.kind
+        known = self._counts.setdefault(key, [0.0, row.at, row.at])
+        known[0] += by
+        known[1], known[2] = min(known[1], row.at), max(known[2], row.at)

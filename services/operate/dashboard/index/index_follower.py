@@ -34,14 +34,15 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import Back, CaughtUp, Start, follow_records, resolve_starts
 from headrace.services.namespace.apply import lags
 from headrace.services.namespace.run_life import RunLife
-from headrace.services.operate.dashboard.index.index_rows import Seen
+from headrace.services.operate.dashboard.index.index_rows import Seen, short
 from headrace.services.operate.dashboard.index.run_index import RunIndex
+from headrace.services.operate.dead_letters.dead_letters import read_dead_letter
 
 logger = logging.getLogger(__name__)
 
 READ = (
     RUNS, TASKS, EPISODES, PROMPTS, GENERATIONS, ACTIONS, OBSERVATIONS, TRAJECTORIES, OUTCOMES,
-    RESULTS, GROUPS, BATCHES, POLICIES, INSTANCES,
+    RESULTS, GROUPS, BATCHES, POLICIES, INSTANCES, DEAD_LETTERS,
 )  # fmt: skip
 """The topics that are read from their beginning."""
 PLACED = frozenset({PROMPTS.name, GENERATIONS.name})
@@ -71,7 +72,6 @@ class IndexFollower:
         """Why the log can't be read now; empty if it can."""
         self.lags: dict[str, int] | None = None
         self.lags_problem = ""
-        self.dead_letters: int | None = None
         self.past_lags: deque[tuple[float, dict[str, int]]] = deque(maxlen=MOST_LAGS)
         self.undecodable = 0
         """Records that are no events. The run's own services write them to `dead-letters`."""
@@ -103,9 +103,6 @@ class IndexFollower:
         """Asks for the lags of the services again and again, without end."""
         while True:
             try:
-                at = self._log.topics.partition(DEAD_LETTERS)
-                first, end = (await self._log.broker.ends([at]))[at]
-                self.dead_letters = end - first
                 self.lags = await lags(self._log.broker, self._log.topics)
                 self.past_lags.append((now(), self.lags))
                 self.lags_problem = ""
@@ -166,6 +163,9 @@ class IndexFollower:
                 event_id = next(ids, b"").decode(errors="replace")
                 self.index.on_place(seen, record.key, event_id)
                 return
+            if topic.name == DEAD_LETTERS.name:
+                self._on_dead_letter(record)
+                return
             event = (await self._log.decode(record)).event
             if topic.name == RUNS.name:
                 self.life.on_event(event, record.timestamp)  # type: ignore[arg-type]
@@ -173,3 +173,10 @@ class IndexFollower:
                 self.index.on_event(event, seen)
         except (DecodeError, ValueError):
             self.undecodable += 1
+
+    def _on_dead_letter(self, record: Record) -> None:
+        found, count = read_dead_letter(record), self.index.dead_letters
+        if isinstance(found, int):
+            count.on_redriven(found)
+        else:
+            count.on_dead_letter(found.number, short(found.topic), short(found.reason), found.at)

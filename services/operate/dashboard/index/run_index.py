@@ -30,6 +30,7 @@ from headrace.schemas.events import (
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.kafka.broker import Partition
 from headrace.services.operate.dashboard.index.discarded import Discarded
+from headrace.services.operate.dashboard.index.ended_by_time import EndedByTime
 from headrace.services.operate.dashboard.index.index_rows import (
     ANY_SAMPLE,
     AttemptRow,
@@ -49,12 +50,14 @@ from headrace.services.operate.dashboard.index.tool_calls_read import (
     tools_of,
 )
 from headrace.services.operate.dashboard.index.version_series import VersionSeries
+from headrace.services.operate.dead_letters.dead_letter_count import DeadLetterCount
 from headrace.services.operate.run.progress import Progress
 
 MOST_TASKS = 250_000
 MOST_EPISODES = 500_000
 MOST_POSITIONS = 8_000_000
-"""What is kept. Beyond that, the oldest tasks are forgotten; what is counted stays counted."""
+"""What is kept. Beyond that, the oldest tasks are forgotten. All is counted nevertheless, but a
+record of a forgotten task that was written twice counts twice."""
 FORGOTTEN_AT_ONCE = 0.02
 """The share of the tasks that is forgotten then."""
 MOST_TOOLS = 5_000
@@ -68,7 +71,9 @@ step_row = lru_cache(4_096)(StepRow)
 class RunIndex:
     """Folds events with their positions."""
 
-    def __init__(self, recipe: Recipe, most_tasks: int = MOST_TASKS) -> None:
+    def __init__(
+        self, recipe: Recipe, most_tasks: int = MOST_TASKS, most_positions: int = MOST_POSITIONS
+    ) -> None:
         self.recipe = recipe
         self.progress = Progress(recipe)
         self.tasks: dict[int, TaskRow] = {}
@@ -85,15 +90,19 @@ class RunIndex:
         """Ended episodes of evaluation tasks."""
         self.tokens = 0
         """Sampled and demonstrated tokens of all trajectories."""
+        self.by_time = EndedByTime()
         self.first_at = 0.0
         """When the first event was recorded."""
+        self.last_end_at = 0.0
+        """When the newest result of a task was recorded."""
         self.workers = SeenWorkers()
+        self.dead_letters = DeadLetterCount()
         self.positions = PackedPositions()
         self.forgotten = 0
         """Tasks that were forgotten."""
         self._below = 0
         """All tasks with a lower number were forgotten."""
-        self._most_tasks = most_tasks
+        self._most_tasks, self._most_positions = most_tasks, most_positions
         self._episodes = 0
         self._positions = 0
 
@@ -152,6 +161,7 @@ class RunIndex:
     def _on_started(self, event: EpisodeStarted, seen: Seen) -> None:
         row = self._note(event.task, event.sample, seen)
         if row is None:
+            self.started += 1
             return
         row.item, row.purpose = short(event.submitted.item_id), event.submitted.purpose
         episode = self._episode(row, event.sample)
@@ -201,62 +211,70 @@ class RunIndex:
 
     def _on_trajectory(self, event: TrajectoryRecorded, seen: Seen) -> None:
         row = self._note(event.task, event.sample, seen)
-        if row is None:
+        episode = None if row is None else self._episode(row, event.sample)
+        if episode is not None and event.attempt in episode.by_attempt:
             return
-        episode = self._episode(row, event.sample)
-        if event.attempt in episode.by_attempt:
+        tokens = sum(len(turn.tokens) // 4 for turn in event.turns)
+        self.tokens += tokens
+        if episode is None:
+            self.by_time.add_tokens(seen.at, tokens)
             return
         newest = -1
         tools: dict[str, None] = {}
         for turn in event.turns:
             newest = max(newest, *_versions(turn.versions), -1)
             tools.update((short(call.name), None) for call in calls_in(turn.text))
-        tokens = sum(len(turn.tokens) // 4 for turn in event.turns)
-        self.tokens += tokens
+        packed = self.positions.pack(seen.partition, seen.offset)
         episode.by_attempt[event.attempt] = AttemptRow(
-            self.positions.pack(seen.partition, seen.offset),
-            len(event.turns),
-            tokens,
-            newest,
-            tuple(tools),
+            packed, len(event.turns), tokens, newest, tuple(tools)
         )
+        if packed == episode.trajectory:
+            self.by_time.add_tokens(episode.ended_at, tokens)
 
     def _on_outcome(self, event: EpisodeEnded, seen: Seen) -> None:
         row = self._note(event.task, event.sample, seen)
-        if row is None:
-            return
-        episode, ref = self._episode(row, event.sample), event.trajectory
-        if episode.ended_at:
-            return
-        row.item, row.purpose = short(event.item_id), event.purpose
-        packed = -1
-        if ref is not None:
-            packed = self.positions.pack(Partition(ref.topic, ref.partition), ref.offset)
-        episode.on_ended(event, seen.at, packed)
+        if row is not None:
+            episode, ref = self._episode(row, event.sample), event.trajectory
+            if episode.ended_at:
+                return
+            row.item, row.purpose = short(event.item_id), event.purpose
+            packed = -1
+            if ref is not None:
+                packed = self.positions.pack(Partition(ref.topic, ref.partition), ref.offset)
+            episode.on_ended(event, seen.at, packed)
+            if packed >= 0 and (attempt := episode.attempt) is not None:
+                self.by_time.add_tokens(seen.at, attempt.tokens)
+        self._count_end(event, seen.at)
+
+    def _count_end(self, event: EpisodeEnded, at: float) -> None:
         self.ended += 1
         self.evaluated += event.purpose == "evaluate"
         self.endings[event.ending] += 1
-        if event.failure is not None:
-            key = (episode.origin, episode.code)
+        failure = event.failure
+        self.by_time.add(at, event.reward, "" if failure is None else short(failure.origin))
+        if failure is not None:
+            key = (short(failure.origin), short(failure.code))
             if key not in self.failures and len(self.failures) >= MOST_FAILURES:
-                key = (episode.origin, OTHERS)
+                key = (key[0], OTHERS)
             count, message, task, sample = self.failures.get(
-                key, (0, event.failure.message[:300], event.task, event.sample)
+                key, (0, failure.message[:300], event.task, event.sample)
             )
             self.failures[key] = (count + 1, message, task, sample)
 
     def _on_result(self, event: TaskEnded, seen: Seen) -> None:
         self.progress.on_event(event, seen.at, seen.offset)
         row = self._note(event.task, ANY_SAMPLE, seen)
-        if row is not None and not row.ended_at:
-            row.ended_at = seen.at
+        if row is not None:
+            row.ended_at = row.ended_at or seen.at
+        self.last_end_at = max(self.last_end_at, seen.at if row is None else row.ended_at)
 
     def _on_group(self, event: GroupClosed, seen: Seen) -> None:
         row = self._note(event.task, ANY_SAMPLE, seen)
-        if row is None or event.policy in row.groups:
-            return
-        dropped = event.verdict == "dropped"
-        row.groups[short(event.policy)] = GroupRow(dropped, short(event.reason), seen.at)
+        if row is not None:
+            if event.policy in row.groups:
+                return
+            dropped = event.verdict == "dropped"
+            row.groups[short(event.policy)] = GroupRow(dropped, short(event.reason), seen.at)
         self.discarded.on_group(event, seen.at)
 
     def _on_batch(self, event: BatchAssembled, seen: Seen) -> None:
@@ -282,16 +300,22 @@ class RunIndex:
         return row
 
     def _row(self, task: int) -> TaskRow | None:
+        """Returns the row of a task, a new one if it is not known; None if it was forgotten.
+
+        All tasks may have been submitted at the beginning, so a record of a known task may be the
+        one that is too many.
+        """
+        is_new = task >= self._below and task not in self.tasks
+        while self.tasks and (
+            len(self.tasks) + is_new > self._most_tasks
+            or self._episodes > MOST_EPISODES
+            or self._positions >= self._most_positions
+        ):
+            self._forget()
         if task < self._below:
             return None
         row = self.tasks.get(task)
         if row is None:
-            if len(self.tasks) >= self._most_tasks or (
-                self._episodes > MOST_EPISODES or self._positions > MOST_POSITIONS
-            ):
-                self._forget()
-                if task < self._below:
-                    return None
             row = self.tasks[task] = TaskRow(task)
         return row
 

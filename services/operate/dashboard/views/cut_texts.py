@@ -6,6 +6,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from headrace.schemas.events import Blob, Failure
+from headrace.services.base.texts import encodable
 
 INLINE = 20_000
 """Most characters of a text within another answer."""
@@ -22,16 +23,11 @@ def text_tree(text: str | None, location: str = "", field: str = "") -> Tree | N
     """
     if text is None:
         return None
-    text = safe(text)
+    text = encodable(text)
     if len(text) <= INLINE:
         return {"text": text, "length": len(text), "more": None}
     more = f"/api/text?{urlencode({'at': location, 'field': field})}" if location else None
     return {"text": text[:INLINE], "length": len(text), "more": more}
-
-
-def safe(text: str) -> str:
-    """Replaces lone surrogates, which UTF-8 can't encode."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def failure_tree(failure: Failure | None) -> Tree | None:
@@ -40,8 +36,8 @@ def failure_tree(failure: Failure | None) -> Tree | None:
         return None
     return {
         "origin": failure.origin,
-        "code": safe(failure.code),
-        "message": safe(failure.message[:INLINE]),
+        "code": encodable(failure.code),
+        "message": encodable(failure.message[:INLINE]),
         "retryable": failure.retryable,
     }
 
@@ -51,9 +47,9 @@ def artifact_tree(blob: Blob, task: int, sample: int | None) -> Tree:
     sha256 = blob.sha256.hex()
     where: Tree = {"task": task} if sample is None else {"task": task, "sample": sample}
     return {
-        "name": safe(blob.name),
+        "name": encodable(blob.name),
         "bytes": blob.size,
-        "media": safe(blob.media),
+        "media": encodable(blob.media),
         "sha256": sha256,
         "url": f"/api/artifacts/{sha256}?{urlencode(where)}",
     }

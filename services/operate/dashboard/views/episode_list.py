@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from headrace.errors import DecodeError, UsageError
 from headrace.schemas.events import TrajectoryRecorded
+from headrace.services.base.texts import encodable
 from headrace.services.operate.dashboard.index.index_rows import EpisodeRow, TaskRow
 from headrace.services.operate.dashboard.index.run_index import RunIndex
-from headrace.services.operate.dashboard.views.cut_texts import Tree, safe
+from headrace.services.operate.dashboard.views.cut_texts import Tree
 from headrace.services.operate.dashboard.views.fact_reader import FactReader
 from headrace.services.operate.dashboard.views.page_of import (
     DEFAULT,
@@ -70,6 +71,10 @@ ORDERS: Mapping[str, Callable[[Found], Any]] = {
 }
 
 
+STATES = ("waiting", "running", "ended")
+"""What `EpisodeRow.state` may be. How an episode ended is its `ending`."""
+
+
 def find_episodes(index: RunIndex, query: Mapping[str, str]) -> list[Found]:
     """Returns the episodes that all filters accept, in the order that was asked for.
 
@@ -92,6 +97,8 @@ def find_episodes(index: RunIndex, query: Mapping[str, str]) -> list[Found]:
 
 
 def _tests(query: Mapping[str, str]) -> list[Callable[[Found], bool]]:
+    if (state := query.get("state") or STATES[0]) not in STATES:
+        raise UsageError(f"state={state[:40]!r}: it is one of {', '.join(STATES)}")
     texts: dict[str, Callable[[Found, str], bool]] = {
         "policy": lambda one, text: text in one.episode.policies,
         "purpose": lambda one, text: one.task.purpose == text,
@@ -138,7 +145,7 @@ def episode_item(found: Found, snippet: str | None = None) -> Tree:
     return {
         "task": task.task,
         "sample": sample,
-        "item_id": safe(task.item),
+        "item_id": encodable(task.item),
         "purpose": task.purpose,
         "state": episode.state,
         "ended_at": episode.ended_at or None,
@@ -150,9 +157,9 @@ def episode_item(found: Found, snippet: str | None = None) -> Tree:
         "attempts": episode.attempts or len(episode.by_attempt),
         "oldest_version": episode.oldest,
         "newest_version": found.newest,
-        "tools": [safe(name) for name in found.tools],
+        "tools": [encodable(name) for name in found.tools],
         "tool_failures": episode.tool_failures,
-        "failure": {"origin": episode.origin, "code": safe(episode.code)}
+        "failure": {"origin": episode.origin, "code": encodable(episode.code)}
         if episode.origin
         else None,
         "snippet": snippet,
@@ -225,5 +232,5 @@ def snippet_of(event: Any, text: str) -> str | None:
             if at >= 0:
                 begin, end = max(0, at - SNIPPET), at + len(text) + SNIPPET
                 head, tail = "…" if begin else "", "…" if end < len(turn.text) else ""
-                return safe(f"{head}{turn.text[begin:end]}{tail}")
+                return encodable(f"{head}{turn.text[begin:end]}{tail}")
     return None

@@ -9,6 +9,7 @@ from typing import Any
 
 from headrace.errors import UsageError
 from headrace.schemas.events import EpisodeEnded, EpisodeStarted, Turn
+from headrace.services.base.texts import encodable
 from headrace.services.log.unpacked import floats_in, versions_in
 from headrace.services.operate.dashboard.index.index_rows import TaskRow
 from headrace.services.operate.dashboard.index.tool_calls_read import calls_in
@@ -18,7 +19,6 @@ from headrace.services.operate.dashboard.views.cut_texts import (
     Tree,
     artifact_tree,
     failure_tree,
-    safe,
     text_tree,
 )
 from headrace.services.operate.dashboard.views.exchange_trees import (
@@ -74,7 +74,7 @@ class EpisodePage:
             "sample": self.sample,
             "attempt": attempt.attempt,
             "attempts": [self._attempt_row(episode, one) for one in episode.attempts],
-            "item_id": safe(self.row.item),
+            "item_id": encodable(self.row.item),
             "purpose": self.row.purpose,
             **_started_tree(started),
             "state": known.state,
@@ -221,11 +221,11 @@ def group_trees(story: TaskStory, row: TaskRow) -> list[Tree]:
             {
                 "policy": one.policy,
                 "verdict": group.verdict,
-                "reason": safe(group.reason),
-                "estimator": safe(group.estimator),
+                "reason": encodable(group.reason),
+                "estimator": encodable(group.estimator),
                 "mean": group.mean,
                 "deviation": group.deviation,
-                "excluded": {str(each.sample): safe(each.reason) for each in group.excluded},
+                "excluded": {str(each.sample): encodable(each.reason) for each in group.excluded},
                 "batch": None
                 if version is None
                 else {"version": version, "trained": list(versions), "dropped": {}},
@@ -238,8 +238,8 @@ def _started_tree(started: EpisodeStarted | None) -> Tree:
     submitted = started.submitted if started is not None else None
     environment = submitted.environment if submitted is not None else None
     return {
-        "agent": safe(submitted.agent) if submitted is not None else "",
-        "environment": safe(environment.use) if environment is not None else "",
+        "agent": encodable(submitted.agent) if submitted is not None else "",
+        "environment": encodable(environment.use) if environment is not None else "",
         "verdict": failure_tree(started.verdict if started is not None else None),
     }
 
@@ -264,9 +264,9 @@ def _turn_tree(turn: Turn) -> Tree:
     logprobs = [one for one in floats_in(turn.logprobs) if one == one]
     return {
         "parent": turn.parent,
-        "call": safe(turn.call),
+        "call": encodable(turn.call),
         "policy": turn.policy,
-        "role": safe(turn.role),
+        "role": encodable(turn.role),
         "context_tokens": len(turn.context) // 4,
         "tokens": len(turn.tokens) // 4,
         "versions": versions_in(turn.versions),
@@ -278,14 +278,14 @@ def _turn_tree(turn: Turn) -> Tree:
         "kv": turn.kv,
         "teacher": bool(turn.teacher),
         "tool_calls": [
-            {"name": safe(call.name[:200]), "arguments": _json(call.arguments)}
+            {"name": encodable(call.name[:200]), "arguments": _json(call.arguments)}
             for call in calls_in(turn.text)
         ],
     }
 
 
 def _json(value: Any) -> str:
-    return safe(json.dumps(value, ensure_ascii=False))[:INLINE]
+    return encodable(json.dumps(value, ensure_ascii=False))[:INLINE]
 
 
 def _turn_of(call: str, attempt: AttemptStory) -> int | None:

@@ -8,13 +8,13 @@ from headrace.schemas.events import (
     GenerationRequested,
     ObservationRecorded,
 )
+from headrace.services.base.texts import encodable
 from headrace.services.log.unpacked import versions_in
 from headrace.services.operate.dashboard.index.tool_calls_read import has_failed
 from headrace.services.operate.dashboard.views.cut_texts import (
     Tree,
     artifact_tree,
     failure_tree,
-    safe,
     text_tree,
 )
 from headrace.services.operate.show.task_story import Exchange
@@ -28,7 +28,7 @@ def add_request(tree: Tree, event: GenerationRequested | ActionRequested, locati
         tree |= {"what": event.policy, "context_tokens": len(event.tokens) // 4}
         tree["request"] = text_tree(getattr(event, name), location, name)
     else:
-        tree |= {"what": safe(event.environment.use), "index": event.index}
+        tree |= {"what": encodable(event.environment.use), "index": event.index}
         tree["request"] = text_tree(event.payload, location, "payload")
 
 
@@ -86,7 +86,7 @@ def hop_tree(exchange: Exchange) -> Tree | None:
             queue_s = answer.event.queue_ms / 1000
     return {
         "call": exchange.call,
-        "name": f"{event.kind} {safe(what)}",
+        "name": f"{event.kind} {encodable(what)}",
         "start": request.recorded_at,
         "end": end,
         "queue_s": queue_s,

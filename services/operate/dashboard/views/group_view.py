@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from headrace.services.base.texts import encodable
 from headrace.services.log.unpacked import floats_in
 from headrace.services.operate.dashboard.index.index_rows import TaskRow
 from headrace.services.operate.dashboard.views.cut_texts import (
     Tree,
     artifact_tree,
     failure_tree,
-    safe,
     text_tree,
 )
 from headrace.services.operate.dashboard.views.episode_view import group_trees
@@ -33,13 +33,13 @@ def group_tree(row: TaskRow, story: TaskStory, remarks: list[str]) -> Tree:
     task: Tree = {}
     if submitted is not None:
         task = {
-            "source": safe(submitted.source),
-            "task_id": safe(submitted.task_id),
+            "source": encodable(submitted.source),
+            "task_id": encodable(submitted.task_id),
             "epoch": submitted.epoch,
-            "tenant": safe(submitted.tenant),
-            "agent": safe(submitted.agent),
-            "environment": safe(submitted.environment.use) if submitted.environment else "",
-            "labels": {safe(name): safe(text) for name, text in submitted.labels.items()},
+            "tenant": encodable(submitted.tenant),
+            "agent": encodable(submitted.agent),
+            "environment": encodable(submitted.environment.use) if submitted.environment else "",
+            "labels": {encodable(name): encodable(text) for name, text in submitted.labels.items()},
             "payload": text_tree(submitted.payload, location, field),
             "artifacts": [artifact_tree(one, row.task, None) for one in submitted.artifacts],
             "samples_wanted": submitted.samples,
@@ -48,7 +48,7 @@ def group_tree(row: TaskRow, story: TaskStory, remarks: list[str]) -> Tree:
     result = story.result
     return {
         "task": row.task,
-        "item_id": safe(row.item),
+        "item_id": encodable(row.item),
         "purpose": row.purpose,
         **task,
         "submitted_at": row.submitted_at or None,
@@ -90,7 +90,7 @@ def _sample_tree(row: TaskRow, sample: int, episode: EpisodeStory | None, story:
         "oldest_version": known.oldest,
         "advantages": advantages,
         "failure": failure_tree(outcome.failure if outcome is not None else None),
-        "last_text": safe(turns[-1].text[-LAST_TEXT:]) if turns else "",
+        "last_text": encodable(turns[-1].text[-LAST_TEXT:]) if turns else "",
         "trained_in": known.trained or {},
         "tool_failures": known.tool_failures,
     }

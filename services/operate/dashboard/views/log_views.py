@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -12,18 +12,19 @@ from pydantic import BaseModel
 from headrace.errors import UsageError
 from headrace.schemas.events import Turn
 from headrace.schemas.topics import DAY_MS, DEAD_LETTERS, RETENTION_MS
+from headrace.services.base.texts import encodable
 from headrace.services.kafka.broker import Partition, Position
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.log_reader import Patience, read_records
+from headrace.services.log.log_reader import read_records
 from headrace.services.log.unpacked import Texts
-from headrace.services.operate.dashboard.views.cut_texts import WHOLE, Tree, safe, text_tree
+from headrace.services.operate.dashboard.views.cut_texts import WHOLE, Tree, text_tree
 from headrace.services.operate.dashboard.views.fact_reader import FactReader
 from headrace.services.operate.dashboard.views.page_of import DEFAULT, whole_number
+from headrace.services.operate.dead_letters.dead_letter_count import DeadLetterKind
 from headrace.services.operate.dead_letters.dead_letters import (
     DeadLetter,
     find_dead_letter,
     find_original,
-    list_kinds,
     read_dead_letter,
     refusal,
     text,
@@ -118,7 +119,9 @@ async def records_tree(log: EventLog, query: Mapping[str, str]) -> Tree:
     return {"items": items[::-1], "total": end - first, "next": following}
 
 
-async def dead_letters_tree(log: EventLog, query: Mapping[str, str]) -> Tree:
+async def dead_letters_tree(
+    log: EventLog, kinds: Sequence[DeadLetterKind], query: Mapping[str, str]
+) -> Tree:
     """Returns the kinds of dead letters, and the newest letters."""
     at = log.topics.partition(DEAD_LETTERS)
     first, end = (await log.broker.ends([at]))[at]
@@ -135,13 +138,12 @@ async def dead_letters_tree(log: EventLog, query: Mapping[str, str]) -> Tree:
             elif found.number < before:
                 letters = [*letters[-limit:], found]
     newest = letters[::-1][:limit]
-    kinds = await list_kinds(log, Patience(lambda line: None))
     following = newest[-1].number if newest and len(letters) > limit else start
     return {
         "kinds": [
             {
                 "topic": one.topic,
-                "reason": safe(one.reason),
+                "reason": encodable(one.reason),
                 "count": one.count,
                 "redriven": one.redriven,
                 "first": one.first,
@@ -152,10 +154,10 @@ async def dead_letters_tree(log: EventLog, query: Mapping[str, str]) -> Tree:
         "items": [
             {
                 "number": one.number,
-                "topic": safe(one.topic),
-                "reason": safe(one.reason[:1_000]),
+                "topic": encodable(one.topic),
+                "reason": encodable(one.reason[:1_000]),
                 "at": one.at,
-                "reader": safe(one.reader),
+                "reader": encodable(one.reader),
                 "bytes": len(one.value),
                 "redriven": one.number in redriven,
             }
@@ -175,12 +177,13 @@ async def dead_letter_tree(log: EventLog, number: int) -> Tree:
         "number": number,
         "location": letter.location,
         "at": letter.at,
-        "reason": safe(letter.reason),
-        "reader": safe(letter.reader),
+        "reason": encodable(letter.reason),
+        "reader": encodable(letter.reader),
         "refused": refused,
         "key": letter.key.hex(),
         "headers": {
-            safe(name): safe(value.decode(errors="replace")) for name, value in letter.headers
+            encodable(name): encodable(value.decode(errors="replace"))
+            for name, value in letter.headers
         },
         "value_hex": letter.value[:SHOWN_BYTES].hex(),
         "value_text": text_tree(whole),
@@ -199,7 +202,7 @@ async def whole_text(reader: FactReader, texts: Texts, at: str, field: str) -> T
     found = _field_of(fact, field, texts)
     if found is None:
         raise UsageError(f"field={field[:80]!r}: the event at {at} has no such text")
-    found = safe(found)
+    found = encodable(found)
     return {"text": found[:WHOLE], "length": len(found)}
 
 

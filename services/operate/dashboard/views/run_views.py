@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from headrace.errors import UsageError
 from headrace.services.base.clock import now
+from headrace.services.base.texts import encodable
 from headrace.services.operate.dashboard.index.index_follower import IndexFollower
 from headrace.services.operate.dashboard.index.index_rows import DiscardedRow
 from headrace.services.operate.dashboard.index.run_index import RunIndex
 from headrace.services.operate.dashboard.index.version_series import VersionSeries
-from headrace.services.operate.dashboard.views.cut_texts import Tree, safe
+from headrace.services.operate.dashboard.views.cut_texts import Tree
 from headrace.services.operate.dashboard.views.page_of import bounded, page_of, whole_number
 from headrace.services.operate.evaluation import EvaluationResult
 
@@ -43,14 +43,13 @@ def run_tree(namespace: str, follower: IndexFollower) -> Tree:
     index, life, at = follower.index, follower.life, now()
     progress = index.progress
     last = life.ended or life.ending
-    ended_at = max((row.ended_at for row in index.tasks.values()), default=0.0)
     return {
         "namespace": namespace,
         "recipe": index.recipe.name,
         "state": life.state,
-        "reason": "" if last is None else safe(last.reason),
+        "reason": "" if last is None else encodable(last.reason),
         "started_at": life.started_at or None,
-        "ended_at": (ended_at or None) if life.ended is not None else None,
+        "ended_at": (index.last_end_at or None) if life.ended is not None else None,
         "now": at,
         "index": _index_tree(follower),
         "policies": [_policy_tree(index, name) for name in index.series],
@@ -66,7 +65,7 @@ def run_tree(namespace: str, follower: IndexFollower) -> Tree:
         "rates": _rates(index, at),
         "lags": follower.lags,
         "lags_problem": follower.lags_problem,
-        "dead_letters": follower.dead_letters,
+        "dead_letters": index.dead_letters.waiting,
         "failures": _failure_trees(index),
         "endings": dict(index.endings.most_common()),
         "discarded": _discarded_counts(index),
@@ -92,9 +91,9 @@ def _failure_trees(index: RunIndex) -> list[Tree]:
     return [
         {
             "origin": origin,
-            "code": safe(code),
+            "code": encodable(code),
             "count": count,
-            "message": safe(message),
+            "message": encodable(message),
             "task": task,
             "sample": sample,
         }
@@ -106,6 +105,7 @@ def _policy_tree(index: RunIndex, name: str) -> Tree:
     series, progress = index.series[name], index.progress.policies[name]
     newest = series.newest
     results = index.progress.evaluations.of(name)
+    newest_measured = max((version for version, one in results.items() if one.rewards), default=-1)
     row = series.rows.get(newest)
     return {
         "name": name,
@@ -115,25 +115,19 @@ def _policy_tree(index: RunIndex, name: str) -> Tree:
         "reward": series.value(newest, "reward"),
         "staleness": progress.staleness,
         "skipped": progress.skipped,
-        "evaluation": evaluation_tree(max(results), results[max(results)]) if results else None,
+        "evaluation": evaluation_tree(newest_measured, results.get(newest_measured)),
     }
 
 
-def evaluation_tree(version: int, result: EvaluationResult) -> Tree:
-    """Returns the evaluation of a version with its 95 % intervals."""
+def evaluation_tree(version: int, result: EvaluationResult | None) -> Tree | None:
+    """Returns the evaluation of a version with its 95 % intervals. None if no sample counts yet."""
+    if result is None or not result.rewards:
+        return None
     return {"version": version, **result.to_tree()}
 
 
 def _rates(index: RunIndex, at: float) -> Tree:
-    episodes = tokens = 0
-    for task in reversed(index.tasks.values()):
-        if task.ended_at and task.ended_at < at - 10 * WINDOW_S:
-            break  # Tasks end in about the order in which they are submitted.
-        for episode in task.samples.values():
-            if episode.ended_at >= at - WINDOW_S:
-                episodes += 1
-                attempt = episode.attempt
-                tokens += attempt.tokens if attempt is not None else 0
+    episodes, tokens = index.by_time.recent(at - WINDOW_S)
     return {
         "window_s": WINDOW_S,
         "episodes_per_s": episodes / WINDOW_S,
@@ -157,15 +151,15 @@ def series_tree(index: RunIndex, query: Mapping[str, str]) -> Tree:
     points = whole_number(query, "points", POINTS, 1, MOST_POINTS)
     first = whole_number(query, "from", 0)
     last = whole_number(query, "to", -1, -1)
-    results = index.progress.evaluations.of(policy)
+    results = [
+        (version, result)
+        for version, result in index.progress.evaluations.of(policy).items()
+        if version >= first and (last < 0 or version <= last) and result.rewards
+    ]
     tree = series.series([one for one in known if one in wanted], points, first, last=_last(last))
     return tree | {
         "names_known": known,
-        "evaluation": [
-            evaluation_tree(version, result)
-            for version, result in results.items()
-            if version >= first and (last < 0 or version <= last)
-        ][-MOST_POINTS:],
+        "evaluation": [evaluation_tree(*one) for one in results[-MOST_POINTS:]],
     }
 
 
@@ -198,37 +192,15 @@ def times_tree(follower: IndexFollower, query: Mapping[str, str]) -> Tree:
     index = follower.index
     count = whole_number(query, "points", BUCKETS, 1, MOST_POINTS)
     begin = index.first_at or now()
-    newest = max((row.ended_at for row in index.tasks.values()), default=begin)
-    end = max(newest if follower.life.ended is not None else now(), begin + 1.0)
+    end = max(index.last_end_at if follower.life.ended is not None else now(), begin + 1.0)
     step = (end - begin) / count
-    episodes, tokens, rewards = [0] * count, [0] * count, [0.0] * count
-    rewarded = [0] * count
-    failures: dict[str, list[int]] = {}
-    for task in index.tasks.values():
-        for episode in task.samples.values():
-            if not episode.ended_at:
-                continue
-            bucket = min(count - 1, max(0, int((episode.ended_at - begin) / step)))
-            episodes[bucket] += 1
-            attempt = episode.attempt
-            tokens[bucket] += attempt.tokens if attempt is not None else 0
-            if episode.reward is not None and math.isfinite(episode.reward):
-                rewards[bucket] += episode.reward
-                rewarded[bucket] += 1
-            if episode.origin:
-                failures.setdefault(episode.origin, [0] * count)[bucket] += 1
     services = dict.fromkeys(name for _, lags in follower.past_lags for name in lags)
     return {
         "from": begin,
         "to": end,
         "step_s": step,
         "at": [begin + number * step for number in range(count)],
-        "episodes": episodes,
-        "tokens": tokens,
-        "failures": failures,
-        "reward": [
-            total / times if times else None for total, times in zip(rewards, rewarded, strict=True)
-        ],
+        **index.by_time.curves(begin, step, count),
         "lag": {
             "at": [at for at, _ in follower.past_lags],
             "services": {
@@ -249,7 +221,7 @@ def discarded_tree(index: RunIndex, query: Mapping[str, str]) -> Tree:
 def _discarded_row(row: DiscardedRow) -> Tree:
     return {
         "policy": row.policy,
-        "reason": safe(row.reason),
+        "reason": encodable(row.reason),
         "kind": row.kind,
         "task": row.task,
         "sample": row.sample,
@@ -265,7 +237,7 @@ def tools_tree(index: RunIndex, query: Mapping[str, str]) -> Tree:
     def to_tree(item: tuple[str, Any]) -> Tree:
         name, row = item
         return {
-            "tool": safe(name),
+            "tool": encodable(name),
             "calls": row.calls,
             "failed": row.failed,
             "share": row.failed / row.calls if row.calls else 0.0,

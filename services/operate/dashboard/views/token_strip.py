@@ -8,9 +8,10 @@ from typing import NamedTuple
 from headrace.schemas import packed
 from headrace.schemas.events import TrajectoryRecorded, Turn
 from headrace.schemas.turn_paths import paths
+from headrace.services.base.texts import encodable
 from headrace.services.log.unpacked import ids_in
 from headrace.services.operate.dashboard.index.version_series import number
-from headrace.services.operate.dashboard.views.cut_texts import Tree, safe
+from headrace.services.operate.dashboard.views.cut_texts import Tree
 
 MOST_TOKENS = 8_000
 """Most tokens of one answer."""
@@ -133,6 +134,6 @@ def texts_of(tokens: Sequence[Token], decoder: Callable[[str], Decode]) -> list[
             count, text = count + 1, decode([one.id for one in more])
         if text is not None and BROKEN in text:
             count, text = 1, decode([tokens[at].id])
-        texts += [None if text is None else safe(text), *([""] * (count - 1))]
+        texts += [None if text is None else encodable(text), *([""] * (count - 1))]
         at += count
     return texts

@@ -12,11 +12,11 @@ import numpy as np
 
 from headrace.errors import HeadraceError
 from headrace.schemas.events import BatchAssembled, PolicyPublished, TrajectoryRecorded
+from headrace.services.base.texts import encodable
 from headrace.services.models.blobs import BlobStore
 from headrace.services.operate.dashboard.index.index_rows import EpisodeRow
 from headrace.services.operate.dashboard.index.run_index import RunIndex
 from headrace.services.operate.dashboard.index.version_series import number
-from headrace.services.operate.dashboard.views.cut_texts import safe
 from headrace.services.operate.dashboard.views.fact_reader import FactReader
 from headrace.services.operate.show.facts import Fact
 from headrace.trainer.metrics.recorded_logprobs import read_logprobs, trained_turns
@@ -57,7 +57,9 @@ class TrainerLogprobs:
                 if len(logprobs) != sum(counts.values()):
                     raise _Unknown("The batch states another number of tokens than the trajectory.")
             except _Unknown as why:
-                remarks.append(safe(f"Policy {policy}: the trainer's logprobs are unknown. {why}"))
+                remarks.append(
+                    encodable(f"Policy {policy}: the trainer's logprobs are unknown. {why}")
+                )
                 continue
             ends = np.cumsum([0, *counts.values()])
             for turn, (first, end) in zip(counts, pairwise(ends), strict=True):

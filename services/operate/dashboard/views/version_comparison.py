@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from headrace.errors import UsageError
+from headrace.services.base.texts import encodable
 from headrace.services.operate.compare.comparison import ComparedRun, Comparison
 from headrace.services.operate.dashboard.index.index_rows import EpisodeRow, StepRow, rewards_of
 from headrace.services.operate.dashboard.index.run_index import RunIndex
-from headrace.services.operate.dashboard.views.cut_texts import Tree, safe
+from headrace.services.operate.dashboard.views.cut_texts import Tree
 from headrace.services.operate.dashboard.views.run_views import evaluation_tree
 from headrace.services.operate.dashboard.views.version_view import histogram
 
@@ -39,7 +40,7 @@ def compare_versions(index: RunIndex, policy: str, first: int, second: int) -> T
                 by_item.setdefault(item, [[], []])[side].append(row.reward)
     items = [
         {
-            "item_id": safe(item),
+            "item_id": encodable(item),
             "first": _mean_tree(before),
             "second": _mean_tree(after),
             "difference": fmean(after) - fmean(before) if before and after else None,
@@ -66,7 +67,7 @@ def compare_runs(found: Comparison) -> Tree:
     return {
         "kind": "runs",
         "policy": found.policy,
-        "notes": [safe(note) for note in found.notes()],
+        "notes": [encodable(note) for note in found.notes()],
         "versions": shown,
         "metrics": {
             name: [[_metric(run, version, name) for version in shown] for run in found.runs]
@@ -87,10 +88,10 @@ def _run_tree(found: Comparison, run: ComparedRun) -> Tree:
         name: [one.metrics[name] for one in last if name in one.metrics] for name in found.metrics()
     }
     return {
-        "name": safe(run.namespace),
+        "name": encodable(run.namespace),
         "replay_of": run.replay_of,
         "newest": max(run.versions, default=None),
-        "changes": [safe(change) for change in run.changes],
+        "changes": [encodable(change) for change in run.changes],
         "differences": [] if run is found.first else found.differences(run),
         "means": {name: fmean(values) for name, values in known.items() if values},
     }
@@ -120,7 +121,7 @@ def _tools(index: RunIndex, policy: str, version: int) -> Tree:
                 calls.update(step.tools)
                 failed.update(step.tools * step.failed)
     return {
-        safe(name): {"calls": count, "failed": failed[name]}
+        encodable(name): {"calls": count, "failed": failed[name]}
         for name, count in calls.most_common(MOST_ITEMS)
     }
 
@@ -146,5 +147,5 @@ def _side(index: RunIndex, policy: str, version: int, rows: _Rows) -> Tree:
         "turns_mean": fmean(one.turns for one in attempts) if attempts else None,
         "seconds_mean": fmean(row.seconds for row in episodes) if episodes else None,
         "episodes": len(episodes),
-        "evaluation": None if result is None else evaluation_tree(version, result),
+        "evaluation": evaluation_tree(version, result),
     }

@@ -8,10 +8,11 @@ from typing import Any
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.events import BatchAssembled, PolicyPublished
+from headrace.services.base.texts import encodable
 from headrace.services.models.blobs import BlobStore
 from headrace.services.operate.dashboard.index.index_rows import EpisodeRow, rewards_of
 from headrace.services.operate.dashboard.index.run_index import RunIndex
-from headrace.services.operate.dashboard.views.cut_texts import Tree, safe
+from headrace.services.operate.dashboard.views.cut_texts import Tree
 from headrace.services.operate.dashboard.views.fact_reader import FactReader
 from headrace.services.operate.dashboard.views.page_of import page_of
 from headrace.services.operate.dashboard.views.run_views import evaluation_tree
@@ -53,7 +54,7 @@ async def version_tree(
     tree |= await _batch_parts(index, reader, batch, query)
     tree |= await _weights_parts(blobs, publications)
     result = index.progress.evaluations.of(policy).get(version)
-    tree["evaluation"] = None if result is None else evaluation_tree(version, result)
+    tree["evaluation"] = evaluation_tree(version, result)
     return tree
 
 
@@ -84,7 +85,7 @@ async def _batch_parts(
         "dropped": page_of(
             batch.dropped,
             query,
-            lambda one: {"task": one.task, "sample": one.sample, "reason": safe(one.reason)},
+            lambda one: {"task": one.task, "sample": one.sample, "reason": encodable(one.reason)},
             "dropped_cursor",
         ),
         "rewards": histogram(rewards_of(rows)),
@@ -114,7 +115,7 @@ async def _sample_trees(
                 "use": made.use,
                 "weight": batch.samples[number].weight,
                 "location": location_of(batch.samples[number].trajectory),
-                "gone": safe(made.gone),
+                "gone": encodable(made.gone),
             }
         )
     return trees
@@ -141,16 +142,16 @@ def histogram(values: list[float]) -> Tree:
     }
 
 
+def _publication_tree(fact: Fact[PolicyPublished]) -> Tree:
+    return {
+        "at": fact.recorded_at,
+        "status": fact.event.status,
+        "location": fact.location,
+        "writer": encodable(fact.writer),
+    }
+
+
 async def _weights_parts(blobs: BlobStore, facts: list[Fact[PolicyPublished]]) -> Tree:
-    shown = [
-        {
-            "at": fact.recorded_at,
-            "status": fact.event.status,
-            "location": fact.location,
-            "writer": safe(fact.writer),
-        }
-        for fact in facts
-    ]
     if not facts:
         return {"publications": [], "metrics": {}, "wait_s": None, "step_s": None, "weights": None}
     event = facts[-1].event
@@ -167,14 +168,16 @@ async def _weights_parts(blobs: BlobStore, facts: list[Fact[PolicyPublished]]) -
     except HeadraceError:  # The store does not answer, or this principal may not read it.
         held = [None for _ in files]
     return {
-        "publications": shown,
-        "metrics": {safe(name): value for name, value in trained.metrics.items() if value == value},
+        "publications": [_publication_tree(fact) for fact in facts],
+        "metrics": {
+            encodable(name): value for name, value in trained.metrics.items() if value == value
+        },
         "wait_s": trained.wait_s,
         "step_s": trained.step_s,
         "updates": trained.updates,
         "weights": {
             "digest": event.digest.hex(),
-            "base": safe(event.base),
+            "base": encodable(event.base),
             "dtype": event.dtype,
             "format": event.format,
             "bytes": sum(blob.size for *_, blob in files),

@@ -126,6 +126,8 @@ def test_the_index_says_what_a_simple_pass_says(size: Size, seed: int, duplicate
         assert index.positions.unpack(row.attempt.position) == Position(
             Partition(event.trajectory.topic, event.trajectory.partition), event.trajectory.offset
         )
+    curves = index.by_time.curves(1_000.0, 1e6, 1)
+    assert (curves["episodes"], curves["tokens"]) == ([len(outcomes)], [index.tokens])
     assert index.progress.tasks_ended == sum(isinstance(event, TaskEnded) for event in events)
     check_tools(index, events)
     check_versions(index, events)
@@ -195,6 +197,40 @@ def test_the_oldest_tasks_are_forgotten_beyond_the_bound() -> None:
     assert max(index.tasks) == 39
     assert index.forgotten == 40 - len(index.tasks)
     assert index.ended == 40
+
+
+def test_the_positions_are_bounded_although_all_tasks_were_submitted_before() -> None:
+    records = recorded(Size(tasks=40, samples=2, turns=2), 1, 0.0)
+    tasks = [record for record in records if isinstance(record[0], TaskSubmitted)]
+    index = RunIndex(RECIPE, most_positions=200)
+    for event, seen in [*tasks, *(one for one in records if one not in tasks)]:
+        if isinstance(event, GenerationRequested | GenerationCompleted):
+            index.on_place(seen, event.key, event.event_id)
+        else:
+            index.on_event(event, seen)
+        kept = sum(len(list(row.positions_of(None))) for row in index.tasks.values())
+        assert kept <= 200
+    assert max(index.tasks) == 39
+
+
+@settings(max_examples=30)
+@given(st.integers(0, 1000), st.integers(1, 8))
+def test_what_was_forgotten_is_counted_in_any_order_of_reading(seed: int, most: int) -> None:
+    records = recorded(Size(tasks=8, samples=2, turns=2), seed, 0.0)
+    whole, small = indexed(records), RunIndex(RECIPE, most_tasks=most)
+    for event, seen in shuffled(records, seed):
+        if not isinstance(event, GenerationRequested | GenerationCompleted):
+            small.on_event(event, seen)
+    assert len(small.tasks) <= most
+    for name in ("started", "ended", "evaluated", "tokens", "endings", "last_end_at"):
+        assert getattr(small, name) == getattr(whole, name), name
+    counts = [{key: one[0] for key, one in index.failures.items()} for index in (small, whole)]
+    assert counts[0] == counts[1]
+    found, right = (index.by_time.curves(1_000.0, 1e6, 1) for index in (small, whole))
+    assert (found["episodes"], found["failures"]) == (right["episodes"], right["failures"])
+    assert sum(one["count"] for one in small.discarded.reasons()) == sum(
+        one["count"] for one in whole.discarded.reasons()
+    )
 
 
 @settings(max_examples=30)

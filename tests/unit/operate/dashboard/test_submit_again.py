@@ -10,7 +10,9 @@ from typing import Any, cast
 import pytest
 
 from headrace.errors import UsageError
+from headrace.schemas.events import TaskSubmitted
 from headrace.schemas.recipe.recipe import Scheduler
+from headrace.schemas.topics import TASKS
 from headrace.services.log.signatures import public_text
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.operate.dashboard.actions import DashboardActions
@@ -43,5 +45,14 @@ def test_a_forged_task_gets_no_signature_by_being_submitted_again() -> None:
                 await actions.run("again", {"task": number})
         done = await actions.run("again", {"task": len(FORGERIES)})
         assert done["task"] == len(FORGERIES) + 1
+        asked = {"task": len(FORGERIES), "request": "0123456789abcdef"}
+        for _ in range(2):  # A browser repeats a request whose connection was lost.
+            await actions.run("again", asked)
+        first, second = (one.event for one in (await scene.read(TASKS))[-2:])
+        assert isinstance(first, TaskSubmitted)
+        assert second == first
+        assert first.task_id == f"{len(FORGERIES)}-again-0123456789abcdef"
+        with pytest.raises(UsageError, match="request: give 8 to 64"):
+            await actions.run("again", {"task": len(FORGERIES), "request": "x/../"})
 
     asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +22,9 @@ from headrace.schemas.topics import DEAD_LETTERS, TASKS, TOPICS
 from headrace.services.kafka.broker import MAX_MESSAGE_BYTES, Outgoing, Partition, Position, Record
 from headrace.services.log.dead_letter import WHY
 from headrace.services.log.event_log import EventLog
+from headrace.services.log.log_reader import WHOLE, read_records
+from headrace.services.namespace.cluster_config import read_recipe
+from headrace.services.operate.dashboard.index.index_follower import IndexFollower
 from headrace.services.operate.dead_letters.dead_letters import (
     REDRIVE_OF,
     REDRIVEN,
@@ -98,6 +102,15 @@ def test_a_dead_letter_is_redriven_once_it_decodes_and_only_once() -> None:
             1,
             [0],
         )
+        # What the dashboard counts: neither marks nor the markers of transactions.
+        follower = IndexFollower(log, read_recipe("quickstart"))
+        at = Partition(NAMESPACE_TOPICS.name(DEAD_LETTERS), 0)
+        async with aclosing(read_records(log.broker, {at: WHOLE})) as records:
+            async for record in records:
+                await follower._take(record)
+        counted = follower.index.dead_letters
+        assert [(one.count, one.redriven) for one in counted.kinds()] == [(1, 1)]
+        assert counted.waiting == 0
 
     in_a_world(test)
 

@@ -168,3 +168,25 @@ def batch(version: int, named: list[int], frontier: Frontier, *, drops: bool) ->
             "sampled_tokens": 0, "low_mark": frontier.low_mark, "groups_read": 0, **content,
         }
     )  # fmt: skip
+
+
+def test_a_task_that_hangs_does_not_make_each_batch_look_at_all_tasks_since() -> None:
+    """It holds the low mark, so that the runs of each frontier have all tasks since."""
+    looked = 0
+
+    class Watched(Frontier):
+        def __contains__(self, number: int) -> bool:
+            nonlocal looked
+            looked += 1
+            return super().__contains__(number)
+
+    count, frontier = BatchCount(), Frontier()
+    for version in range(1, 101):
+        named = list(range(10 * version, 10 * version + 10))  # Tasks 0 to 9 hang.
+        for task in named:
+            frontier.add(task)
+        made = batch(version, named, frontier, drops=True)
+        count.on_batch(made)
+        count._decided = Watched(count._decided.low_mark, count._decided.runs)
+    assert not count.lost
+    assert looked < 10_000

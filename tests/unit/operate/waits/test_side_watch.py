@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.services.namespace.cluster_config import ClusterConfig
-from headrace.services.operate.waits.run_facts import LifeRecord
+from headrace.services.operate.waits.heard_workers import LifeRecord
 from headrace.services.operate.waits.side_watch import SideWatch
 
 SLEEP = (sys.executable, "-c", "import time; time.sleep(60)")

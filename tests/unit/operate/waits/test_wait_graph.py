@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.schemas.events import Dropped, EnvironmentUse, QuotaSet, RunStateEntered
-from headrace.services.operate.waits.run_facts import (
-    ActionDetail,
-    LifeRecord,
-    MemberCount,
-    SideProblem,
+from headrace.schemas.events import (
+    Dropped,
+    EnvironmentUse,
+    QuotaSet,
+    RunStateEntered,
 )
+from headrace.services.operate.waits.heard_workers import LifeRecord
+from headrace.services.operate.waits.run_facts import ActionDetail, MemberCount, SideProblem
 from headrace.services.operate.waits.wait_graph import (
     Wait,
     build_waits,
@@ -259,6 +260,26 @@ def test_the_version_barrier_holds_a_policy() -> None:
     assert found["trainer/slow"].on == ("batch/slow",)
 
 
+def test_a_policy_that_the_barrier_holds_needs_no_room() -> None:
+    """The scheduler starts tasks nevertheless, so something else stops them."""
+    one: dict[str, Any] = {"model": "tiny-llama", "batches": {"groups": 4, "max_staleness": 0}}
+    run = StalledRun(
+        policies={"fast": one, "slow": one},
+        barrier={"versions": 1},
+        tasks={"samples": 2, "roles": {"a": "fast", "b": "slow"}},
+        scheduler={"live_episodes": 2, "require_reports": False},
+    )
+    run.publish("fast", 2, BEGAN)
+    run.batch("fast", 2, BEGAN - 1)
+    run.start(99, BEGAN)
+    for number in range(4):
+        run.facts.policies["fast"].on_start(number)
+    assert run.facts.policies["fast"].room is not None
+    assert run.facts.policies["fast"].room.room <= 0
+    run.task(200, BEGAN)
+    assert "scheduler.live_episodes allows 2" in graph(run)["task/200"].cause
+
+
 def test_a_permission_is_missing() -> None:
     run = StalledRun()
     playing(run)
@@ -328,7 +349,9 @@ def test_an_older_attempt_asks_for_nothing_any_more() -> None:
     assert list(run.facts.episodes[1, 0].requests) == ["1/0/1/1"]
 
 
-@pytest.mark.parametrize("identity", ["", "a/b/c/d", "1/2/3", "1/2/-3/4", "\u0663/1/0/1x" * 3])
+@pytest.mark.parametrize(
+    "identity", ["", "a/b/c/d", "1/2/3", "1/2/-3/4", "\u0663/1/0/1x" * 3, "1" * 5_000 + "/2/0/1"]
+)
 def test_ids_of_other_programs_are_left_out(identity: str) -> None:
     run = StalledRun()
     run.facts.on_answer(identity, BEGAN)

@@ -123,15 +123,20 @@ export function Histogram({ counts, edges, name }) {
   </div>`;
 }
 
+const newRequest = () => Array.from(crypto.getRandomValues(new Uint8Array(8)), (one) => one.toString(16).padStart(2, "0")).join("");
+
 // A button that asks once more before it acts, and says what came of it.
-export function Action({ name, action, body, question, onDone }) {
+export function Action({ name, action, body, question, onDone, once = false }) {
   const [said, say] = useState("");
   const dialog = useRef(null);
+  // With `once`, what is asked for keeps its id until it has succeeded: a repetition does nothing more.
+  const request = useRef(newRequest());
   async function act() {
     dialog.current.close();
     say("Asked …");
     try {
-      const answer = await post(action, body);
+      const answer = await post(action, once ? { ...body, request: request.current } : body);
+      request.current = newRequest();
       const refused = (answer.results ?? []).filter((each) => each.refused);
       say(refused.length ? refused.map((each) => `${each.number}: ${each.refused}`).join("; ") : answer.message ?? "Done.");
       onDone?.(answer);

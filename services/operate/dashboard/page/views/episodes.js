@@ -10,6 +10,11 @@ import { harmless } from "../lib/text.js";
 const FILTERS = ["policy", "purpose", "state", "reward_min", "reward_max", "ending", "tokens_min", "tokens_max", "turns_min",
   "turns_max", "tool", "tool_failed", "version_min", "version_max", "origin", "code", "item", "text"];
 
+// What the server knows: other values find nothing.
+const STATES = ["running", "waiting", "ended"];
+const PURPOSES = ["train", "evaluate"];
+const ORIGINS = ["policy", "environment", "infrastructure", "operator", "agent"];
+
 const trainedIn = (row) => Object.entries(row.trained_in ?? {});
 
 const COLUMNS = [
@@ -66,9 +71,9 @@ function Filters({ params, run }) {
     <${Field} name="tokens_min" label="Tokens from" params=${params} className="short" /><${Field} name="tokens_max" label="to" params=${params} className="short" />
     <${Field} name="turns_min" label="Turns from" params=${params} className="short" /><${Field} name="turns_max" label="to" params=${params} className="short" />
     <${Choice} name="ending" label="Ending" params=${params} options=${endings} />
-    <${Choice} name="state" label="State" params=${params} options=${withChosen(["running", "waiting", "ended", "failed"], params.state)} />
-    <${Choice} name="purpose" label="Purpose" params=${params} options=${["train", "evaluation"]} />
-    <${Choice} name="origin" label="Failure from" params=${params} options=${withChosen(["environment", "infrastructure", "inference", "agent"], params.origin)} />
+    <${Choice} name="state" label="State" params=${params} options=${STATES} />
+    <${Choice} name="purpose" label="Purpose" params=${params} options=${PURPOSES} />
+    <${Choice} name="origin" label="Failure from" params=${params} options=${ORIGINS} />
     <${Field} name="code" label="Failure code" params=${params} className="short" />
     <${Field} name="tool" label="Tool" params=${params} className="short" />
     ${policies.length > 1 ? html`<${Choice} name="policy" label="Policy" params=${params} options=${policies} />` : html`<input type="hidden" name="policy" value=${params.policy ?? ""} />`}

@@ -96,7 +96,7 @@ export function GroupPage({ route }) {
   const poll = usePoll(`/api/groups/${encodeURIComponent(route.parts[0])}`, 4);
   return html`<${Answer} poll=${poll}>${(data) => html`
     <div class="bar-row"><${Pill}>${data.state}<//><span class="muted">${harmless(data.environment)} · ${harmless(data.item_id)} · ${words(data.purpose)}</span><span class="push"></span>
-      <${Action} name="Run this task again" action="again" body=${{ task }} question="Submit the same task with a new id?" onDone=${(answer) => answer.task !== undefined && go(link(["group", answer.task]))} />
+      <${Action} name="Run this task again" action="again" once body=${{ task }} question="Submit the same task with a new id?" onDone=${(answer) => answer.task !== undefined && go(link(["group", answer.task]))} />
       ${data.state === "ended" ? null : html`<${Action} name="Cancel" action="cancel" body=${{ task, reason: "from the dashboard" }} question=${`Cancel task ${task}? Its episodes end now.`} />`}</div>
     ${data.remarks.length ? html`<ul class="remarks">${data.remarks.map((one) => html`<li key=${one}>${harmless(one)}</li>`)}</ul>` : null}
     <${Panel} title="Samples" name="samples"><${Table} label="Samples" columns=${columns(data)} rows=${data.samples} id=${(row) => row.sample} initial="sample" empty="It has not started." tone=${(row) => (row.failure ? "bad" : "")} /><//>

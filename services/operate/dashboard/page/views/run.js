@@ -20,7 +20,7 @@ function Tiles({ run, policy, waits }) {
     <${Tile} name="Staleness" value=${number(policy?.staleness)} note=${`${number(policy?.skipped ?? 0)} batches skipped`} />
     <${Tile} name="Episodes" value=${compact(episodes.ended)} note=${`${compact(episodes.live)} live, ${compact(tasks.ended)} of ${compact(tasks.submitted)} tasks`} href="#/episodes" />
     <${Tile} name="Tokens" value=${compact(episodes.tokens)} note=${`${compact(Math.round(rates.tokens_per_s))}/s in ${duration(rates.window_s)}`} />
-    <${Tile} name="Failed episodes" value=${compact(episodes.failed)} tone=${episodes.failed ? "bad" : ""} note=${percent(episodes.ended ? episodes.failed / episodes.ended : 0)} href=${link(["episodes"], { state: "failed" })} />
+    <${Tile} name="Failed episodes" value=${compact(episodes.failed)} tone=${episodes.failed ? "bad" : ""} note=${percent(episodes.ended ? episodes.failed / episodes.ended : 0)} href=${link(["episodes"], { ending: "failed" })} />
     <${Tile} name="Waits" value=${waits ? number(roots.length) : "–"} tone=${roots.length ? "warn" : ""} note=${roots[0] ? harmless(roots[0].name) : "nothing waits"} href="#/waits" />
   </div>`;
 }
