@@ -77,22 +77,16 @@ async def run(
     )
     isolation = Isolation(make_child or partial(EpisodesProcess.start, context.recipe))
     reader = AnswerReader(context.log)
+    what_shards_share = (
+        *(partial(refusal, context.recipe), context.ending, isolation, cancellations),
+        *(routes, action_routes, reader),
+    )
     side_topics = [context.log.topics.name(topic) for topic in SIDE_TOPICS]
     worker = Worker(
         context.log,
         topics=[episodes],
         consumer_group=context.consumer_group("agent"),
-        make_shard=lambda shard: AgentShard(
-            shard,
-            agents,
-            partial(refusal, context.recipe),
-            context.ending,
-            isolation,
-            cancellations,
-            routes,
-            action_routes,
-            reader,
-        ),
+        make_shard=lambda shard: AgentShard(shard, agents, *what_shards_share),
         side_partitions=lambda main: {
             Partition(topic, main.number): "committed" for topic in side_topics
         },
