@@ -18,7 +18,8 @@ from headrace.schemas.events import (
     ObservationRecorded,
     Ref,
 )
-from headrace.services.agent.requests import Answer, Request, last_observed, sharing_names
+from headrace.services.agent.memory.unread_answers import KeptAnswer, UnreadAnswer, last_observed
+from headrace.services.agent.requests import Answer, Request, sharing_names
 from headrace.services.agent.stops import AttemptFailed, LogLost
 from headrace.services.base.clock import now
 from headrace.services.base.shown import shown
@@ -74,7 +75,7 @@ class Attempt:
     attempt: int
     score_s: Mapping[str, float]
     """Seconds that a judge has to answer, by its name, if the recipe limits them."""
-    answers: dict[str, Answer]
+    answers: dict[str, KeptAnswer]
     """Recorded answers that the agent has not asked for yet."""
     send_prompt: SendPrompt | None = None
     """Without it, the keys of prompts decide."""
@@ -200,11 +201,12 @@ class Attempt:
 
     async def _first_answer(self, request: Request, kind: type[A]) -> A:
         call, digest = request.call, request.digest
-        answer = self.answers.pop(call, None)
-        if answer is None:
+        kept = self.answers.pop(call, None)
+        asking = kept.read() if isinstance(kept, UnreadAnswer) else None
+        if kept is None:
             asking = self._answer_to(request)
-            del request
-            answer = await asking
+        del request
+        answer = kept if asking is None else await asking
         if isinstance(answer, GenerationCompleted) and answer.failure is None:
             self._homes[answer.policy] = answer.worker
         if not isinstance(answer, kind) or answer.digest != digest:

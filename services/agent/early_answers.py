@@ -7,8 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headrace.schemas.events import EpisodeEnded, ObservationRecorded
+from headrace.services.agent.memory.unread_answers import (
+    AnswerReader,
+    KeptAnswer,
+    UnreadAnswer,
+    observation_of,
+    size_of,
+)
 from headrace.services.agent.requests import Answer
+from headrace.services.log.event_log import Delivery
 
+KEPT_BYTES = 32 * 1024 * 1024
+"""A shard keeps about so many bytes of answers to episodes that don't run yet. Of the answers that
+come after these it keeps the place in the log."""
 EARLY = 256
 """Largest number of episodes whose answers are kept before their start is read."""
 START_S = 10.0
@@ -26,32 +37,47 @@ Key = tuple[int, int]
 class _Kept:
     since_s: float
     """When the first of the answers was read."""
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[KeptAnswer] = field(default_factory=list)
     """In log order."""
+    size: int = 0
+    """Bytes of those that are in memory."""
 
 
 class EarlyAnswers:
     """Answers that were read before their episode ran, by episode."""
 
-    def __init__(self) -> None:
+    def __init__(self, reader: AnswerReader) -> None:
+        """`reader` reads the answers of which only the place was kept."""
+        self._reader = reader
+        self._size = 0
+        """Bytes of all answers that are in memory."""
         self._kept: dict[Key, _Kept] = {}
         self._last: dict[tuple[int, int, int, int], ObservationRecorded] = {}
         """The last answer of each environment of the episodes that are over."""
 
-    def keep(self, key: Key, answer: Answer, now_s: float) -> None:
-        """Keeps an answer until its episode takes it."""
+    def keep(self, key: Key, delivery: Delivery[Answer], now_s: float) -> None:
+        """Keeps an answer, or its place in the log, until its episode takes it."""
         if key not in self._kept:
             self._kept[key] = _Kept(now_s)
-        self._kept[key].answers.append(answer)
+        kept, size = self._kept[key], size_of(delivery.event)
+        if self._size + size > KEPT_BYTES:
+            kept.answers.append(UnreadAnswer.of(delivery, self._reader))
+            return
+        kept.answers.append(delivery.event)
+        kept.size += size
+        self._size += size
 
     def observed(self, key: Key) -> list[ObservationRecorded]:
-        """Returns all answers of an episode's environments, in log order."""
-        kept = self._kept[key].answers if key in self._kept else ()
-        return [answer for answer in kept if isinstance(answer, ObservationRecorded)]
+        """Returns all answers of an episode's environments, in log order.
 
-    def take(self, key: Key) -> dict[int, dict[str, Answer]]:
+        Those that are not in memory have no contents.
+        """
+        kept = self._kept[key].answers if key in self._kept else ()
+        return [one for answer in kept if (one := observation_of(answer)) is not None]
+
+    def take(self, key: Key) -> dict[int, dict[str, KeptAnswer]]:
         """Removes and returns an episode's answers, by attempt and call: the first one of each."""
-        answers: dict[int, dict[str, Answer]] = {}
+        answers: dict[int, dict[str, KeptAnswer]] = {}
         for answer in self._pop(key):
             answers.setdefault(answer.attempt, {}).setdefault(answer.call, answer)
         return answers
@@ -61,8 +87,8 @@ class EarlyAnswers:
 
         All that is kept of that one is what a `close` of its environment needs.
         """
-        for answer in self._pop(key):
-            if isinstance(answer, ObservationRecorded):
+        for kept in self._pop(key):
+            if (answer := observation_of(kept)) is not None:
                 which = answer.task, answer.sample, answer.attempt, answer.partition
                 if which not in self._last or answer.index >= self._last[which].index:
                     self._last[which] = _without_contents(answer)
@@ -79,13 +105,16 @@ class EarlyAnswers:
             if now_s - kept.since_s >= START_S or has_ended(*key):
                 self.end(key)
         for key in list(self._kept)[:-EARLY]:
-            del self._kept[key]
+            self._pop(key)
         last, self._last = self._last, {}
         return list(last.values())
 
-    def _pop(self, key: Key) -> list[Answer]:
+    def _pop(self, key: Key) -> list[KeptAnswer]:
         kept = self._kept.pop(key, None)
-        return [] if kept is None else kept.answers
+        if kept is None:
+            return []
+        self._size -= kept.size
+        return kept.answers
 
 
 class EarlyEnds:

@@ -21,6 +21,7 @@ from headrace.services.agent.artifacts.collecting import collect
 from headrace.services.agent.attempt import Attempt, Send, SendPrompt, Wake
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.memory.lone_agent import LoneAgent, play
+from headrace.services.agent.memory.unread_answers import KeptAnswer
 from headrace.services.agent.records import (
     AgentSetup,
     EarnedReward,
@@ -67,7 +68,7 @@ class EpisodeRun:
     started: EpisodeStarted
     recorded_at: float
     setup: AgentSetup
-    answers: dict[int, dict[str, Answer]]
+    answers: dict[int, dict[str, KeptAnswer]]
     send_prompt: SendPrompt | None = None
     """As for `Attempt`."""
     task: asyncio.Task[None] | None = None
@@ -185,6 +186,7 @@ class EpisodeRun:
     def _attempt(self, number: int) -> Attempt:
         if number not in self._attempts:
             answers = self.answers.pop(number, {})
+            self.answers, self._attempts = {}, {}  # No lower attempt runs again.
             self._attempts[number] = Attempt(
                 self.send, self.started, number, self.setup.score_s, answers, self.send_prompt
             )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from typing import Any, Literal, Protocol
 
 from headrace.schemas.events import (
@@ -171,12 +170,6 @@ def collect_requested(started: EpisodeStarted, attempt: int, index: int) -> Acti
         expires_at=started.deadline,
         digest=meaning_of("collect", _meant(use)),
     )
-
-
-def last_observed(answers: Iterable[Answer]) -> ObservationRecorded | None:
-    """Returns the environment's newest answer among `answers`, if there is one."""
-    observed = (answer for answer in answers if isinstance(answer, ObservationRecorded))
-    return max(observed, key=lambda answer: answer.index, default=None)
 
 
 def close_after(

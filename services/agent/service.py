@@ -21,11 +21,13 @@ from headrace.schemas.topics import (
     Topic,
 )
 from headrace.services.agent.agents import load_agents
+from headrace.services.agent.crash_isolation.contained_tasks import contain_exits
 from headrace.services.agent.crash_isolation.episode_process import EpisodesProcess
 from headrace.services.agent.crash_isolation.isolation import Isolation, MakeChild
 from headrace.services.agent.gateway.clients import ClientAgent
 from headrace.services.agent.gateway.program import Command
 from headrace.services.agent.gateway.server import GatewayServer
+from headrace.services.agent.memory.unread_answers import AnswerReader
 from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.routing.action_routes import ActionRoutes
 from headrace.services.agent.routing.prompt_routes import PromptRoutes
@@ -57,6 +59,7 @@ async def run(
     engine that should run them can't be reached.
     """
     use_threads(MOST_THREADS)
+    contain_exits()
     agents = load_agents(context.recipe)
     await _open(agents, context.recipe, entrance)
     cancellations = Cancellations(context.log)
@@ -73,21 +76,17 @@ async def run(
         agent_workers,
     )
     isolation = Isolation(make_child or partial(EpisodesProcess.start, context.recipe))
+    reader = AnswerReader(context.log)
+    what_shards_share = (
+        *(partial(refusal, context.recipe), context.ending, isolation, cancellations),
+        *(routes, action_routes, reader),
+    )
     side_topics = [context.log.topics.name(topic) for topic in SIDE_TOPICS]
     worker = Worker(
         context.log,
         topics=[episodes],
         consumer_group=context.consumer_group("agent"),
-        make_shard=lambda shard: AgentShard(
-            shard,
-            agents,
-            partial(refusal, context.recipe),
-            context.ending,
-            isolation,
-            cancellations,
-            routes,
-            action_routes,
-        ),
+        make_shard=lambda shard: AgentShard(shard, agents, *what_shards_share),
         side_partitions=lambda main: {
             Partition(topic, main.number): "committed" for topic in side_topics
         },
@@ -96,7 +95,9 @@ async def run(
     )
     try:
         loads = follow_loads(context.log, (routes, action_routes))
-        await until_first(cancellations.follow(), loads, worker.run())
+        await until_first(
+            cancellations.follow(), loads, reader.run(), isolation.run(), worker.run()
+        )
     finally:
         for setup in agents.values():
             if isinstance(setup.agent, Command):

@@ -33,6 +33,7 @@ from headrace.services.agent.crash_isolation.isolation import DEATHS, IsolatedEp
 from headrace.services.agent.early_answers import EarlyAnswers, EarlyEnds, Key
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.memory.shared_starts import SharedStarts
+from headrace.services.agent.memory.unread_answers import AnswerReader, UnreadAnswer
 from headrace.services.agent.records import AgentSetup, refused, task_ended, without_details
 from headrace.services.agent.requests import Answer, close_after
 from headrace.services.agent.routing.action_routes import ActionRoutes, Location
@@ -78,6 +79,7 @@ class AgentShard:
     cancellations: Cancellations
     routes: PromptRoutes
     action_routes: ActionRoutes
+    reader: AnswerReader
 
     def __post_init__(self) -> None:
         self._tasks: dict[int, _Task] = {}
@@ -86,7 +88,7 @@ class AgentShard:
         self._runs: dict[Key, EpisodeRun | IsolatedEpisode] = {}
         self._locations: dict[Key, EpisodeLocations] = {}
         """By episode that runs here."""
-        self._early_answers = EarlyAnswers()
+        self._early_answers = EarlyAnswers(self.reader)
         self._shared = SharedStarts()
         self._early_ends = EarlyEnds()
 
@@ -102,7 +104,7 @@ class AgentShard:
                     self.routes.on_answer(event, now_s)
                 else:
                     self.action_routes.on_answer(event, now_s)
-            self._on_answer(event)
+            self._on_answer(delivery)
         elif isinstance(event, EpisodeEnded):
             self._on_outcome(event)
         elif isinstance(event, TaskEnded):
@@ -123,7 +125,7 @@ class AgentShard:
                 self.context.partition.number,
                 len(isolated),
             )
-            self.context.spawn(self.isolation.run(self.context, isolated), "isolated episodes")
+            self.isolation.add(isolated)
         self._close_over()
         self._early_ends.trim()
         self.cancellations.subscribe(self._on_cancelled)
@@ -134,8 +136,7 @@ class AgentShard:
         self.cancellations.unsubscribe(self._on_cancelled)
         LIVE.dec(len(self._runs))
         for run in self._runs.values():
-            if isinstance(run, EpisodeRun):
-                run.stop()
+            run.stop()
         self._runs.clear()
         self._locations.clear()
 
@@ -158,16 +159,20 @@ class AgentShard:
             self._launch(task, event.sample)
             self._close_over()
 
-    def _on_answer(self, answer: Answer) -> None:
+    def _on_answer(self, delivery: Delivery[Answer]) -> None:
+        answer = delivery.event
         key = answer.task, answer.sample
         if (run := self._runs.get(key)) is not None:
             if isinstance(answer, ObservationRecorded):
                 other = self._locations[key].on_answer(answer)
                 if other or (answer.partition >= 0 and answer.attempt < run.attempt):
                     self._close_environments([answer])
-            run.on_answer(answer)
+            if isinstance(run, EpisodeRun):
+                run.on_answer(answer)
+            else:
+                run.on_answer(answer, UnreadAnswer.of(delivery, self.reader))
         else:
-            self._early_answers.keep(key, answer, asyncio.get_running_loop().time())
+            self._early_answers.keep(key, delivery, asyncio.get_running_loop().time())
             if self.context.caught_up:
                 self._close_over()
             elif self._has_ended(*key):

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -25,16 +25,26 @@ async def until_first(*work: Coroutine[object, object, object]) -> None:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def is_failure(error: BaseException) -> bool:
+def is_failure(error: BaseException, own: asyncio.Task[Any] | None) -> bool:
     """Whether an exception of a user's code means no more than that this code failed.
 
-    It does not if the process or the current task has to end. `sys.exit()` is a failure, and so is
-    a CancelledError if nobody cancelled this task: the code awaited a task that was cancelled.
+    `own` is the task that runs the code. It is no failure if the process or this task has to end.
+    `sys.exit()` is a failure, and so is a CancelledError if nobody cancelled the task: the code
+    awaited a task that was cancelled. A GeneratorExit is one if the task runs: then the code raised
+    it itself. Otherwise Python closes the task's coroutine, which nobody needs any more.
     """
+    if isinstance(error, KeyboardInterrupt):
+        return False
     if isinstance(error, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is not None and not task.cancelling()
-    return not isinstance(error, KeyboardInterrupt | GeneratorExit)
+        return own is not None and not own.cancelling()
+    return not isinstance(error, GeneratorExit) or (own is not None and own is _running())
+
+
+def _running() -> asyncio.Task[Any] | None:
+    try:
+        return asyncio.current_task()
+    except RuntimeError:  # no event loop runs
+        return None
 
 
 async def finish(work: Coroutine[object, object, None], name: str) -> None:

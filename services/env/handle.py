@@ -53,7 +53,7 @@ class Handle:
     __slots__ = (
         *("attempt", "expires_at", "task", "_setup", "_reset", "_answer", "_instance", "_claim"),
         *("_history", "_step_s", "_actions", "_done", "_last", "_unsure", "_news", "_broken"),
-        *("_over", "_sizes"),
+        *("_over", "_sizes", "_ends_at"),
     )
 
     def __init__(
@@ -95,6 +95,8 @@ class Handle:
         self._broken: Failure | None = None
         self._over = False
         """Whether it has ended for every worker, and not only for this one."""
+        self._ends_at = self.expires_at
+        """When it has to end in this worker, in seconds since the epoch."""
 
     def put(self, action: ActionRequested) -> None:
         """Add an action of this attempt. The caller keeps the order of the log."""
@@ -104,12 +106,17 @@ class Handle:
     def end(self) -> None:
         """End it for good, for every worker."""
         self._over = True
+        self.leave()
         if self.task is not None:
             self.task.cancel()
 
+    def leave(self) -> None:
+        """Note that it has to end now in this worker. The caller cancels its task."""
+        self._ends_at = min(self._ends_at, now())
+
     async def run(self) -> None:
         """Wait for a slot, then answer actions until the deadline or the task's cancellation."""
-        async with self._prepared(), self._setup.slots.slot():
+        async with self._prepared(), self._setup.slots.slot(lambda: self._ends_at):
             if self._over:
                 return
             environment: Environment | None = None
@@ -180,7 +187,7 @@ class Handle:
         try:
             return await self._setup.take(self._reset.environment, self._claim)
         except BaseException as error:  # as in _act: making it runs an environment's own code
-            if not is_failure(error):
+            if not is_failure(error, self.task):
                 raise
             self._broken = failure_of(error)
             return None
@@ -211,7 +218,7 @@ class Handle:
                 await environment.resume(replace(view, artifacts=files), self._done)
             self._broken = None
         except BaseException as error:  # as in _act: it may run an environment's own code
-            if not is_failure(error):
+            if not is_failure(error, self.task):
                 raise
             self._broken = failure_of(self._late("resume") if bound.expired() else error)
 
@@ -269,7 +276,7 @@ class Handle:
                 partition=self._claim.partition,
             )
         except BaseException as error:  # an environment's own code: typed and retried
-            if not is_failure(error):
+            if not is_failure(error, self.task):
                 raise
             self._broken = failure_of(self._late(action.kind) if bound.expired() else error)
             return failed(action, self._instance, self._broken, self._claim.partition)
@@ -302,7 +309,8 @@ async def score(
     setup: Setup, action: ActionRequested, claim: Claim, instance: str
 ) -> ObservationRecorded:
     """Answer a `score` action by an environment that is a Judge."""
-    async with setup.slots.slot():
+    own = asyncio.current_task()
+    async with setup.slots.slot(lambda: action.expires_at / 1000):
         began = now()
         fit = False
         environment: Environment | None = None
@@ -322,7 +330,7 @@ async def score(
             answer = answer_to(action, observation, instance, run_ms=run_ms, stored=stored)
             fit = True
         except BaseException as error:  # as in Handle._act
-            if not is_failure(error):
+            if not is_failure(error, own):
                 raise
             answer = failed(action, instance, failure_of(error))
         finally:

@@ -42,6 +42,8 @@ BUILTIN = {
 SPARE_THREADS = 32
 """How many more threads than slots `asyncio.to_thread` has: for the worker's own calls, and for
 calls of environments that hang, because a thread can't be cancelled."""
+WATCH_S = 10.0
+"""Seconds between two looks for slots that are stuck."""
 
 
 async def run(context: ServiceContext) -> None:
@@ -67,7 +69,7 @@ async def run(context: ServiceContext) -> None:
     reports = LoadReports(context.log.send, context.worker_id, measure)
 
     async def work() -> None:
-        await until_first(worker.run(), reports.run(context.stopping))
+        await until_first(worker.run(), reports.run(context.stopping), watch_slots(setups))
 
     opening = [setup for setup in setups.values() if isinstance(setup, Opening)]
     try:
@@ -80,6 +82,14 @@ async def run(context: ServiceContext) -> None:
             await work()
     finally:
         await asyncio.gather(*(setup.close_pool() for setup in setups.values()))
+
+
+async def watch_slots(setups: Mapping[str, Setup]) -> None:
+    """Looks for slots that are stuck. Raises HeadraceError if an environment has too many."""
+    while True:
+        await asyncio.sleep(WATCH_S)
+        for key, setup in setups.items():
+            setup.slots.require_free(key)
 
 
 def measure_load(

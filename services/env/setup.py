@@ -102,13 +102,14 @@ def is_named(environment: object) -> TypeGuard[Named]:
 
 async def close_safely(close: Callable[[], Awaitable[None]], use: str) -> None:
     """Call an environment's `aclose` or `release`, which may fail and has CLOSE_S seconds."""
+    own = asyncio.current_task()
     try:
         async with asyncio.timeout(CLOSE_S):
             await close()
     except TimeoutError:
         logger.warning("environment %s did not close within %s s", use, CLOSE_S)
     except BaseException as error:  # its own code: its failure to close harms no other
-        if not is_failure(error):
+        if not is_failure(error, own):
             raise
         logger.exception("environment %s failed to close", use)
 

@@ -110,7 +110,9 @@ class EnvShard:
                 self._context.spawn(self._sweep(setup), f"sweep {key}")
 
     async def aclose(self) -> None:
-        """Do nothing: the shard's tasks are cancelled, and the handles end with them."""
+        """Note when the handles had to end. The shard's tasks are cancelled after this."""
+        for handle in self._handles.values():
+            handle.leave()
 
     def _note(self, delivery: Delivery[ActionRequested]) -> None:
         """Phase 1: keep the actions of each episode's highest attempt while it is open."""

@@ -78,6 +78,9 @@ WAITS = "waiting tenant"
 """An act: a tenant submits tasks, or its limit is changed, at times to 0."""
 UNREPORTED = "unreported"
 """The scheduler does not ask whether workers report."""
+UNREAD = "unread answers"
+"""A worker that takes over keeps few answers in memory, and reads the others when agents ask."""
+KEPT_BYTES = "headrace.services.agent.early_answers:KEPT_BYTES"
 ROOMS = "environment limits"
 """The environment of the tasks has a limit of live episodes."""
 CALLS = "call limits"
@@ -166,6 +169,8 @@ def draw(seed: int) -> Scenario:
         scenario.recipe = _with_call_limits(scenario.recipe, calls)
     if (rooms := Random(f"environment limits {seed}")).random() < 0.1:
         scenario.recipe = _with_environment_limit(scenario.recipe, rooms)
+    if (unread := Random(f"unread answers {seed}")).random() < 0.3:
+        scenario.limits[KEPT_BYTES] = unread.choice([0, 10_000])
     if not quiet:
         scenario.timing = timing
         _add_faults(scenario, chance)
@@ -185,7 +190,7 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
 
     Services among the kinds are the only ones whose processes are struck; `aimed` is a timing,
     SLOW, DEBATE, CUT, TEACHER, DEMONSTRATIONS, DATA, SEVERAL, BARRIER, TENANTS, FILES, UNREPORTED,
-    ROOMS, CALLS and REQUESTS are what they are in a swarm's seed. ASKED are only here.
+    UNREAD, ROOMS, CALLS and REQUESTS are what they are in a swarm's seed. ASKED are only here.
     """
     chance = Random(f"scenario {seed}")
     scenario = _faultless(chance, frozenset(kinds) & frozenset((*MISBEHAVIOUR, SLOW, DEBATE)))
@@ -214,6 +219,8 @@ def draw_only(seed: int, kinds: Collection[str]) -> Scenario:
         scenario.recipe = _with_environment_limit(scenario.recipe, chance)
     if CALLS in kinds:
         scenario.recipe = _with_call_limits(scenario.recipe, chance)
+    if UNREAD in kinds:
+        scenario.limits[KEPT_BYTES] = 0
     if UNREPORTED in kinds:
         scenario.recipe = _without_reports(scenario.recipe)
     if REQUESTS in kinds:

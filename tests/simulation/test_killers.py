@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -35,9 +36,20 @@ async def agent(episode: Episode) -> None:
         observation = await episode.step(generation.text)
 
 
+CROWDED = {
+    "headrace.services.agent.crash_isolation.isolation:CHILDREN": 1,
+    "headrace.services.agent.crash_isolation.isolation:TRIAL_S": 0.5,
+    "headrace.services.agent.early_answers:KEPT_BYTES": 0,
+}
+
+
+@pytest.mark.parametrize("limits", [{}, CROWDED], ids=["roomy", "crowded"])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_kills_its_worker_ends_as_poison_and_harms_no_other(seed: int) -> None:
+def test_what_kills_its_worker_ends_as_poison_and_harms_no_other(
+    seed: int, limits: dict[str, Any]
+) -> None:
     scenario = calm()
+    scenario.limits |= limits
     agents = {"agents": {"wanderer": {"use": f"{__name__}:agent"}}}
     scenario.recipe = Recipe.model_validate(scenario.recipe.model_dump() | agents)
     scenario.misbehaviour = frozenset({"agent kills"})

@@ -24,6 +24,7 @@ from headrace.schemas.events import (
 )
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.services.agent.agents import load_agents
+from headrace.services.agent.crash_isolation.contained_tasks import contain_exits
 from headrace.services.agent.crash_isolation.frames import LIMIT, Frame, FrameCodec
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.records import AgentSetup
@@ -118,6 +119,7 @@ def pass_on(run: EpisodeRun, frame: Frame) -> None:
 
 async def main() -> None:
     """Runs the process."""
+    contain_exits()
     received, sent = take_pipes()
     frames = asyncio.StreamReader(LIMIT)
     await asyncio.get_running_loop().connect_read_pipe(

@@ -174,7 +174,11 @@ async def _run_beside(
         await asyncio.wait({service, follower}, return_when=asyncio.FIRST_COMPLETED)
         if not service.done():
             stopper.stop("the state of the run can no longer be followed")
-        await service
+        try:
+            await service
+        except BaseException:
+            stopper.stop("the service failed")  # Code that hangs may keep the loop from ending.
+            raise
         if follower.done():
             follower.result()
         logger.info("ended cleanly")

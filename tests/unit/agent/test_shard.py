@@ -22,13 +22,14 @@ from headrace.schemas.events import (
 from headrace.schemas.recipe.agent_settings import Agent as AgentSettings
 from headrace.services.agent.crash_isolation.isolation import Isolation
 from headrace.services.agent.episode import Episode
+from headrace.services.agent.memory.unread_answers import AnswerReader
 from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.routing.action_routes import ActionRoutes
 from headrace.services.agent.routing.prompt_routes import PromptRoutes
 from headrace.services.agent.shard import AgentShard
 from headrace.services.base.clock import now_ms
 from headrace.services.kafka.broker import Partition
-from headrace.services.log.event_log import Delivery
+from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.tasks.cancellation import Cancellations
 from headrace.services.worker.shard import ShardContext
 from tests.unit.agent.test_episode_run import task
@@ -86,6 +87,7 @@ class Bench:
             cast("Cancellations", self.cancellations),
             PromptRoutes((), 1),
             ActionRoutes(("default",), 8),
+            AnswerReader(cast("EventLog", self)),
         )
 
     def hold(self, delivery: Delivery[Any]) -> Callable[[], None]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 
+import pytest
+
 from headrace.services.base.clock import now_ms
 from headrace.services.base.types import Observation
+from headrace.services.env import slots as module
 from headrace.services.env.setup import EnvironmentSetup
 from headrace.services.env.shard import EnvShard
 from headrace.services.env.slots import EnvironmentSlots
@@ -75,3 +78,58 @@ def test_an_answer_after_the_limit_of_the_step_does_not_count() -> None:
         assert (late.failure.code, late.reward) == ("step_timeout", None)
 
     stubborn(test, step_s=0.05)
+
+
+class Endless(Counter):
+    """Never returns from a step, and sometimes not from its end, whatever the worker does."""
+
+    in_step = True
+
+    async def step(self, action: str) -> Observation:
+        if self.in_step:
+            await wait_for_ever()
+        return await super().step(action)
+
+    async def aclose(self) -> None:
+        await wait_for_ever()
+
+
+async def wait_for_ever() -> None:
+    while not Endless.closed:
+        try:
+            await asyncio.sleep(0.01)
+        except BaseException:
+            continue
+
+
+@pytest.mark.parametrize("in_step", [True, False], ids=["step", "aclose"])
+@pytest.mark.parametrize("how", ["close", "deadline", "revoked"])
+def test_a_call_that_never_returns_keeps_a_slot_that_is_known_to_be_stuck(
+    how: str, in_step: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "STUCK_S", 0.2)
+    monkeypatch.setattr(Endless, "in_step", in_step)
+
+    async def main(bench: Bench) -> None:
+        slots, Endless.closed = EnvironmentSlots(1), 0
+        setups = {"default": EnvironmentSetup(Endless, {}, slots)}
+        bench.shard = EnvShard(bench.context, setups, "me")  # type: ignore[arg-type]
+        await bench.live()
+        left_ms = 100 if how == "deadline" else 60_000
+        expires_at = now_ms() + left_ms
+        await bench.feed(action(0, "reset", expires_at=expires_at))
+        await bench.feed(action(1, expires_at=expires_at))
+        await bench.context.answers(1 if in_step else 2)
+        if how == "close":
+            await bench.feed(action(2, "close"))
+        elif how == "revoked":
+            await bench.shard.aclose()
+            for task in bench.context.tasks:
+                task.cancel()
+        assert slots.stuck() == 0
+        async with asyncio.timeout(5):
+            while not slots.stuck():
+                await asyncio.sleep(0.02)
+        Endless.closed = 1  # Otherwise this test would never end, either.
+
+    run(main)

@@ -117,6 +117,7 @@ def test_a_name_of_a_reward_that_is_no_text_is_a_failure(name: Any) -> None:
         (InfrastructureError(5), "infrastructure", "5", ""),  # type: ignore[arg-type]
         (Unreadable(), "environment", "environment_error", "its message raises AttributeError"),
         (SystemExit(0), "environment", "environment_error", "SystemExit: 0"),
+        (GeneratorExit(), "environment", "environment_error", "GeneratorExit"),
         (BaseException("own"), "environment", "environment_error", "BaseException: own"),
         (asyncio.CancelledError("elsewhere"), "environment", "environment_error", "elsewhere"),
     ],
