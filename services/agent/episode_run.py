@@ -15,7 +15,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.errors import InfrastructureError, TooLarge
+from headrace.errors import TooLarge
 from headrace.schemas.events import Ending, EpisodeStarted, Failure, Ref
 from headrace.services.agent.artifacts.collecting import collect
 from headrace.services.agent.attempt import Attempt, Send, SendPrompt, Wake
@@ -291,8 +291,6 @@ class EpisodeRun:
         # It is not the agent's fault that the log can't be reached: the worker ends and restarts.
         if isinstance(error, LogLost):
             raise error.error
-        if isinstance(error, InfrastructureError):
-            raise AttemptFailed.infrastructure(error)
         where = self.started.task, self.started.sample
         logger.error("the agent's code failed (task %d, sample %d)", *where, exc_info=error)
         message = REDACTOR.text(message_of(error), MESSAGE)

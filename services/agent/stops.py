@@ -90,7 +90,7 @@ def error_of(agent: asyncio.Future[Any]) -> BaseException | None:
     """Returns what an agent's finished coroutine raised, even if it is a CancelledError.
 
     Of a group, as a TaskGroup raises it, returns the error that says how the attempt ended, if
-    there is one.
+    there is one. Returns AttemptFailed for what neither the policy nor the agent's code did.
     """
     try:
         error = agent.exception()
@@ -103,5 +103,6 @@ def error_of(agent: asyncio.Future[Any]) -> BaseException | None:
         while isinstance(found, BaseExceptionGroup):
             found = found.exceptions[0]
         if found is not None:
-            return found
-    return error
+            error = found
+            break
+    return AttemptFailed.infrastructure(error) if isinstance(error, InfrastructureError) else error

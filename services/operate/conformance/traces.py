@@ -15,7 +15,7 @@ TICK_S = 0.005
 GONE_S = 2.0
 """Seconds that processes and tasks may take to end after the plug-in was closed."""
 TRIES = 3
-"""Another program may hold up this one, so a call counts as blocking only if it always blocks."""
+"""Another program may hold up this one, so only what always takes too long counts."""
 
 
 @dataclass
@@ -50,16 +50,27 @@ def blocking() -> Iterator[Blocking]:
         ticking.cancel()
 
 
-async def require_free_loop(work: Callable[[], Awaitable[object]], limit_s: float) -> None:
-    """Raises Violation if work blocks the loop for longer than `limit_s` each time it is tried."""
+async def require_in_time(
+    measure: Callable[[], Awaitable[float]], limit_s: float, what: str
+) -> None:
+    """Raises Violation if `measure` returns more than `limit_s` seconds each time it is tried."""
     least = float("inf")
     for _ in range(TRIES):
-        with blocking() as found:
-            await work()
-        least = min(least, found.seconds)
+        least = min(least, await measure())
         if least <= limit_s:
             return
-    raise Violation(f"a call blocked the asyncio loop for {least:.2f} s; {limit_s:g} s are allowed")
+    raise Violation(f"{what} {least:.2f} s; {limit_s:g} s are allowed")
+
+
+async def require_free_loop(work: Callable[[], Awaitable[object]], limit_s: float) -> None:
+    """Raises Violation if work blocks the loop for longer than `limit_s` each time it is tried."""
+
+    async def measure() -> float:
+        with blocking() as found:
+            await work()
+        return found.seconds
+
+    await require_in_time(measure, limit_s, "a call blocked the asyncio loop for")
 
 
 class Leftovers:

@@ -13,7 +13,11 @@ from headrace.services.operate.conformance.agent.agent_trial import (
 from headrace.services.operate.conformance.agent.outside_calls import outside_calls
 from headrace.services.operate.conformance.agent.scripted_episode import FAILURE
 from headrace.services.operate.conformance.conformance_report import NotChecked, Rule, require
-from headrace.services.operate.conformance.traces import Leftovers, require_free_loop
+from headrace.services.operate.conformance.traces import (
+    Leftovers,
+    require_free_loop,
+    require_in_time,
+)
 
 DEADLINE_S = 1
 """The deadline of an episode in which nobody answers."""
@@ -196,6 +200,11 @@ class _AgentChecks:
 
     async def ends_when_cancelled(self) -> None:
         before = Leftovers()
+        await require_in_time(self._cancelled, LATE_S, "it took")
+        await before.require_none("after it was cancelled")
+
+    async def _cancelled(self) -> float:
+        """Returns how many seconds an episode goes on after its cancellation."""
         episode = self._trial.episode(self._trial.changed(silent=True))
         cancelled_at: list[float] = []
         loop = asyncio.get_running_loop()
@@ -207,19 +216,20 @@ class _AgentChecks:
 
         ending = await self._trial.ended(episode, cancel)
         require(ending == "cancelled", f"the episode ended as {ending!r}")
-        took_s = loop.time() - cancelled_at[0]
-        require(took_s <= LATE_S, f"it took {took_s:.1f} s; {LATE_S:g} s are allowed")
-        await before.require_none("after it was cancelled")
+        return loop.time() - cancelled_at[0]
 
     async def ends_at_its_deadline(self) -> None:
         before = Leftovers()
+        await require_in_time(self._at_its_deadline, DEADLINE_S + LATE_S, "it took")
+        await before.require_none("after its deadline")
+
+    async def _at_its_deadline(self) -> float:
+        """Returns how many seconds an episode takes that nobody answers."""
         silent = self._trial.changed(silent=True)
         episode = self._trial.episode(silent, deadline_s=DEADLINE_S)
         ending = await self._trial.ended(episode)
         require(ending == "deadline", f"the episode ended as {ending!r}")
-        most = DEADLINE_S + LATE_S
-        require(episode.seconds <= most, f"it took {episode.seconds:.1f} s; {most:g} s are allowed")
-        await before.require_none("after its deadline")
+        return episode.seconds
 
     async def blocks_no_loop(self) -> None:
         await self._trial.played()  # Imports may take long once.

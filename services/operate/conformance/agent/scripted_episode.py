@@ -19,6 +19,7 @@ from headrace.schemas.events import (
     TrajectoryRecorded,
 )
 from headrace.services.agent.episode_run import EpisodeRun
+from headrace.services.agent.memory.unread_answers import KeptAnswer
 from headrace.services.agent.records import AgentSetup
 from headrace.services.agent.requests import Answer
 from headrace.services.agent.stops import reached_limits
@@ -101,7 +102,9 @@ class ScriptedEpisode:
 
     async def play(self, beside: Callable[[EpisodeRun], Coroutine[Any, Any, None]]) -> None:
         """Plays the episode to its end. `beside` runs meanwhile, and may cancel it."""
-        answers = {0: dict(self.recorded)} if self.recorded else {}
+        answers: dict[int, dict[str, KeptAnswer]] = {}
+        if self.recorded:
+            answers[0] = {**self.recorded}
         self.run = EpisodeRun(self._send, self.started, time.time(), self.setup, answers)
         self._begin(beside(self.run))
         reached_limits.set(self.limits)

@@ -218,7 +218,7 @@ def check(made: Callable[..., Any], **changes: Any) -> Any:
 )
 def test_a_good_agent_keeps_all_rules(made: Callable[..., Any], changes: dict[str, Any]) -> None:
     report = check(made, **changes)
-    assert {one.verdict for one in report.findings} == {"pass"}, report.lines()
+    assert [one for one in report.findings if one.verdict != "pass"] == []
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_what_can_not_be_made_fails_once() -> None:
 @pytest.mark.parametrize("use", ["multi_turn", "single_turn", "chat"])
 def test_built_in_agents_keep_the_rules(use: str) -> None:
     report = check_agent(use, {})
-    assert report.failed == (), report.lines()
+    assert report.failed == (), "\n".join(report.lines())
 
 
 def test_what_can_not_be_tried_is_refused() -> None:

@@ -297,7 +297,7 @@ def check(made: Callable[..., Any], **changes: Any) -> Any:
 @pytest.mark.parametrize("made", [GoodWorld, Survivor, RaisesAfterTheEnd])
 def test_a_good_environment_keeps_all_rules(made: Callable[..., Any]) -> None:
     report = check(made)
-    assert report.failed == (), report.lines()
+    assert report.failed == (), "\n".join(report.lines())
     unchecked = {one.rule for one in report.findings if one.verdict == "not checked"}
     resumable = {"resumes", "refuses_to_resume_what_is_gone", "scores_are_finite"}
     assert unchecked == (set() if made is Survivor else resumable)
@@ -346,7 +346,7 @@ def test_what_can_not_be_made_fails_once() -> None:
 def test_built_in_environments_keep_the_rules(use: str) -> None:
     payload = {"question": "a?", "answer": "a"}
     report = check_environment(use, {}, payload=payload, actions=["a"])
-    assert report.failed == (), report.lines()
+    assert report.failed == (), "\n".join(report.lines())
 
 
 def test_what_can_not_be_tried_is_refused() -> None:
