@@ -54,7 +54,7 @@ class EnvironmentSlots:
         SLOTS.labels(environment).set(self.most)
         BUSY.labels(environment).set_function(lambda: self.busy)
         WAITING.labels(environment).set_function(lambda: self.waiting)
-        STUCK.labels(environment).set_function(self.stuck)
+        STUCK.labels(environment).set(0)  # `require_free` sets it, because it needs the loop.
 
     def stuck(self) -> int:
         """Returns how many slots are stuck."""
@@ -68,6 +68,7 @@ class EnvironmentSlots:
         """
         stuck, seen = self.stuck(), self._seen_stuck
         self._seen_stuck = stuck
+        STUCK.labels(environment).set(stuck)
         what = (
             f"{stuck} of {self.most} slots of environments.{environment} are stuck: its code did "
             f"not return within {STUCK_S:g} s after it was cancelled"

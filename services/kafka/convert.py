@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
+from operator import methodcaller
 
 from confluent_kafka import (
     OFFSET_INVALID,
@@ -77,13 +78,19 @@ def to_record(message: Message) -> Record:
     return Record(partition, offset, timestamp, message.key(), message.value(), _headers(message))
 
 
+_read_headers = methodcaller("headers")
+"""Calls `Message.headers`. If a name is not UTF-8, confluent-kafka 2.16 returns a list with null
+pointers and sets an error. Only a call that is not made by bytecode surely checks for that: the
+specialized bytecode of Python 3.11 does not, and whoever reads such a list crashes the process."""
+
+
 def _headers(message: Message) -> Headers:
     """Any program may write headers without a value, and names that are not UTF-8."""
     given: list[tuple[str, bytes | None]]
     try:
-        given = message.headers() or []  # type: ignore[assignment]
+        given = _read_headers(message) or []
     except (SystemError, UnicodeDecodeError):
-        # confluent-kafka 2.16 raises SystemError. Don't ask again: it would return a broken list.
+        # Don't ask again: it would return the broken list without an error.
         return []
     if len(given) > MAX_HEADERS:
         return []

@@ -51,7 +51,7 @@ def test_scores_come_through_kills(seed: int) -> None:
 def test_failed_scores_are_asked_again_amid_limits_and_demonstrations() -> None:
     answers = [
         one
-        for seed in (4, 5)
+        for seed in (6, 9)
         for one in facts_of(seed, "engine fails", "limits", "demonstrations", TEACHER).events(
             GenerationCompleted
         )
