@@ -139,17 +139,11 @@ class EpisodeReader:
         require_episodes(most - left, self.unread)
 
     async def _refs(self, number: int, tasks: Collection[int]) -> list[Ref]:
-        """The trajectories that count in a partition, and are kept. The first result of a task
-        counts."""
-        results, refs, seen = self._log.topics.partition(RESULTS, number=number), [], set[int]()
-        async with aclosing(read_events(self._log, {results: WHOLE})) as deliveries:
-            async for delivery in deliveries:
-                ended = delivery.event
-                if not isinstance(ended, TaskEnded) or ended.task in seen:
-                    continue
-                seen.add(ended.task)
-                if not tasks or ended.task in tasks:
-                    refs += [one.trajectory for one in ended.outcomes if one.trajectory is not None]
+        """The trajectories that count in a partition, and are kept."""
+        refs: list[Ref] = []
+        async with aclosing(counted_results(self._log, number, tasks)) as results:
+            async for ended, _ in results:
+                refs += [one.trajectory for one in ended.outcomes if one.trajectory is not None]
         kept = await self._kept.kept(refs)
         self.unread += len(refs) - len(kept)
         return kept
@@ -232,6 +226,26 @@ class EpisodeReader:
                 )
             )
         return RecordedEpisode(self._log.topics.namespace, event, tuple(turns), tuple(answers))
+
+
+async def counted_results(
+    log: EventLog, number: int, tasks: Collection[int]
+) -> AsyncGenerator[tuple[TaskEnded, float], None]:
+    """Yields the results of some tasks, or of all if `tasks` is empty, in partition `number`.
+
+    Beside each it yields when that was recorded, in epoch seconds. The first result of a task
+    counts, and further ones are left out.
+    """
+    seen: set[int] = set()
+    partition = log.topics.partition(RESULTS, number=number)
+    async with aclosing(read_events(log, {partition: WHOLE})) as deliveries:
+        async for delivery in deliveries:
+            ended = delivery.event
+            if not isinstance(ended, TaskEnded) or ended.task in seen:
+                continue
+            seen.add(ended.task)
+            if not tasks or ended.task in tasks:
+                yield ended, delivery.recorded_at
 
 
 def require_episodes(found: int, unread: int) -> None:

@@ -7,12 +7,13 @@ from contextlib import aclosing
 
 from headrace.schemas.events import EpisodeEnded, TaskEnded, TrajectoryRecorded, TurnProjected
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import RESULTS
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.kept_records import KeptRecords
-from headrace.services.log.log_reader import WHOLE, read_events
 from headrace.services.log.unpacked import Texts
-from headrace.services.operate.trajectories.recorded_episodes import require_episodes
+from headrace.services.operate.trajectories.recorded_episodes import (
+    counted_results,
+    require_episodes,
+)
 from headrace.stream_jobs.groups import GroupAssembler
 from headrace.stream_jobs.turn_rows.turn_rows import turn_rows
 
@@ -40,9 +41,9 @@ class RowReader:
         """
         left = most
         for number in range(self._log.topics.partitions):
-            async with aclosing(self._results(number, tasks)) as results:
-                async for ended, recorded_at_ms in results:
-                    async with aclosing(self._episodes(ended, recorded_at_ms)) as episodes:
+            async with aclosing(counted_results(self._log, number, tasks)) as results:
+                async for ended, recorded_at in results:
+                    async with aclosing(self._episodes(ended, recorded_at)) as episodes:
                         async for rows in episodes:
                             left -= 1
                             yield rows
@@ -50,25 +51,10 @@ class RowReader:
                                 return
         require_episodes(most - left, self.unread)
 
-    async def _results(
-        self, number: int, tasks: Collection[int]
-    ) -> AsyncGenerator[tuple[TaskEnded, int], None]:
-        """Yields a partition's results that count, and when each was recorded, in milliseconds."""
-        seen: set[int] = set()
-        results = self._log.topics.partition(RESULTS, number=number)
-        async with aclosing(read_events(self._log, {results: WHOLE})) as deliveries:
-            async for delivery in deliveries:
-                ended = delivery.event
-                if not isinstance(ended, TaskEnded) or ended.task in seen:
-                    continue
-                seen.add(ended.task)
-                if not tasks or ended.task in tasks:
-                    yield ended, round(delivery.recorded_at * 1000)
-
     async def _episodes(
-        self, ended: TaskEnded, recorded_at_ms: int
+        self, ended: TaskEnded, recorded_at: float
     ) -> AsyncGenerator[list[TurnProjected], None]:
-        groups = self._assembler.on_task(ended, recorded_at_ms)
+        groups = self._assembler.on_task(ended, round(recorded_at * 1000))
         first: dict[int, EpisodeEnded] = {}
         for outcome in ended.outcomes:
             first.setdefault(outcome.sample, outcome)

@@ -52,7 +52,7 @@ class Recorded(Bench):
         return self.delivery(record.offset)
 
     def delivery(self, offset: int) -> Delivery[Event]:
-        # Decoded anew each time, as by the real log.
+        # A new object each time: the real log decodes the record each time, too.
         event = self.log[offset].model_copy(update={"text": f"{offset:08d}" * 1_000})
         ref = Ref(topic="any", partition=0, offset=offset, digest=bytes(16))
         return Delivery(event, ref, float(offset), OBSERVATIONS, offset)
