@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +153,12 @@ async def _child(
     await work(bench)
 
 
-async def submit(bench: Bench) -> None:
-    for version in range(1, 5):
-        await bench.submit(version, samples=2)
+def submitting(*versions: int) -> Callable[[Bench], Coroutine[Any, Any, None]]:
+    async def submit(bench: Bench) -> None:
+        for version in versions:
+            await bench.submit(version, samples=2)
+
+    return submit
 
 
 def published(log: Sequence[Line]) -> list[tuple[int, str, bytes]]:
@@ -171,13 +174,15 @@ def published(log: Sequence[Line]) -> list[tuple[int, str, bytes]]:
 def main(root: Path, every: int) -> None:
     """Kills at the first step and each `every`-th one after it; prints how often it died."""
     log: list[Line] = []
-    assert in_child(root / "base", log, submit) == 0
+    assert in_child(root / "base", log, submitting(1, 2)) == 0
     straight = list(log)
+    assert in_child(root / "straight", straight, submitting(3, 4)) == 0
     assert in_child(root / "straight", straight, lambda bench: bench.train(4)) == 0
     expected = published(straight)
     assert [version for version, _, _ in expected] == [0, 1, 2, 3, 4]
     assert in_child(root / "base", log, lambda bench: bench.train(2)) == 0
     assert published(log) == expected[:3]
+    assert in_child(root / "base", log, submitting(3, 4)) == 0
 
     died = 0
     while _die(root, log, expected, die_at=1 + died * every):

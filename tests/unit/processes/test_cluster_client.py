@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,6 +34,7 @@ class PaperServer:
         self.url = ""
         self.busy = 0
         """How many further requests it throttles."""
+        self.retry_after = "0"
         self.asked: Counter[int] = Counter()
         """How many requests it answered with each status."""
 
@@ -55,7 +57,7 @@ class PaperServer:
             return self._said(401)
         if self.busy:
             self.busy -= 1
-            return self._said(429, {"Retry-After": "0"})
+            return self._said(429, {"Retry-After": self.retry_after})
         if request.path != EXEC:
             return self._said(200)
         connection = web.WebSocketResponse(protocols=PROTOCOLS)
@@ -117,15 +119,20 @@ def test_a_throttled_call_is_made_again_when_the_server_says(
 def test_a_server_that_throttles_for_long_is_busy_and_not_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_client, "CALL_S", 0.3)
-
     async def main() -> None:
         async with paper(tmp_path, monkeypatch) as (made, client):
-            made.busy = 1 << 30
-            with pytest.raises(InfrastructureError, match=r"engine_busy: .*429"):
-                await client.call("GET", PODS)
-            with pytest.raises(InfrastructureError, match=r"engine_busy: .*429"):
-                await client.open_command(EXEC, "c", ("true",), stdin=False)
+            await client.call("GET", PODS)  # it has connected
+            monkeypatch.setattr(cluster_client, "CALL_S", 4.0)  # time for at least one answer
+            made.busy, made.retry_after = 1 << 30, "1"
+            ended = await asyncio.gather(
+                client.call("GET", PODS),
+                client.open_command(EXEC, "c", ("true",), stdin=False),
+                return_exceptions=True,
+            )
+            assert made.asked[429] >= 2
+            for error in ended:
+                assert isinstance(error, InfrastructureError)
+                assert re.match(r"engine_busy: .*429", str(error)), error
 
     asyncio.run(main())
 
