@@ -284,6 +284,7 @@ def test_a_client_that_comes_after_the_last_episode_learns_that_the_run_has_ende
         await context.stopping.wait()
 
     monkeypatch.setattr(agent_service, "run", serve)
+    monkeypatch.setattr(gateway_service, "FAREWELL_S", 4.0)
     monkeypatch.setenv(gateway_service.KEY, KEY)
 
     async def main() -> None:

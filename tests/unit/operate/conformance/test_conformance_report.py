@@ -44,7 +44,7 @@ async def _sleeps() -> None:
 
 
 async def _blocks() -> None:
-    time.sleep(6)
+    time.sleep(60)
 
 
 def _rule(check: Callable[[], Awaitable[None]], limit_s: float = 5.0) -> Rule:
