@@ -210,18 +210,26 @@ class AsyncClient:
         *,
         follow: bool = False,
         timeout_s: float | None = None,
+        skip_lost: bool = False,
     ) -> AsyncGenerator[Trajectory, None]:
         """Yields the trajectories that count, in the order of their tasks' results.
 
-        The arguments are those of `results`. An episode that was refused or failed early has no
-        trajectory. Raises RecordsLost if a trajectory was deleted by retention.
+        The other arguments are those of `results`. An episode that was refused or failed early has
+        no trajectory. Raises RecordsLost if a trajectory was deleted by retention. With
+        `skip_lost`, it leaves such ones out, and logs how many.
         """
+        lost = 0
         async with aclosing(self.results(tasks, follow=follow, timeout_s=timeout_s)) as results:
             async for ended in results:
                 refs = [one.trajectory for one in ended.outcomes if one.trajectory is not None]
                 for first in range(0, len(refs), FETCHED_AT_ONCE):
-                    for trajectory in await self._fetch(refs[first : first + FETCHED_AT_ONCE]):
+                    some = refs[first : first + FETCHED_AT_ONCE]
+                    found = await self._fetch(some, skip_lost=skip_lost)
+                    lost += len(some) - len(found)
+                    for trajectory in found:
                         yield trajectory
+        if lost:
+            logger.warning("%d trajectories can't be read any more, and were left out", lost)
 
     async def trajectory(self, outcome: EpisodeEnded) -> Trajectory | None:
         """The trajectory of one outcome of a result, or None if none was recorded."""
@@ -259,12 +267,17 @@ class AsyncClient:
             )
         return list((await read_versions(session.log, policy)).values())
 
-    async def _fetch(self, refs: list[Ref]) -> list[Trajectory]:
+    async def _fetch(self, refs: list[Ref], *, skip_lost: bool = False) -> list[Trajectory]:
         session, trajectories = self._connected(), []
-        for ref, event in zip(refs, await session.log.fetch(refs), strict=True):
-            if not isinstance(event, TrajectoryRecorded):
+        if skip_lost:
+            events = [event async for event in session.log.fetch_each(refs)]
+        else:
+            events = list(await session.log.fetch(refs))
+        for ref, event in zip(refs, events, strict=True):
+            if isinstance(event, TrajectoryRecorded):
+                trajectories.append(await asyncio.to_thread(unpack, event, session.texts))
+            elif not skip_lost:
                 raise RecordsLost(f"{ref.topic}/{ref.partition}@{ref.offset} is not a trajectory")
-            trajectories.append(await asyncio.to_thread(unpack, event, session.texts))
         return trajectories
 
     def _starts(self, log: EventLog, wanted: set[int] | None) -> Mapping[Partition, Start]:

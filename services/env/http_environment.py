@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from random import uniform
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
@@ -32,7 +33,13 @@ PAUSES_S = (0.1, 0.5)
 LOST = (409, 410)
 """Statuses of an episode that isn't open, or isn't at the action before this one."""
 BUSY = (408, 425, 429, 502, 503, 504)
-"""Statuses of a server that is overloaded or restarts: the episode gets a new attempt."""
+"""Statuses of a server that is overloaded or restarts: it is asked again."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+"""Seconds until a busy server is asked again. They double from the first to the longest."""
+
+
+class Busy(InfrastructureError):
+    """The server has no room now."""
 
 
 class Answer(BaseModel):
@@ -68,7 +75,8 @@ class HttpEnvironment:
         Options:
             url: The server's address, such as `http://127.0.0.1:8000`.
             options: The server gets them with each reset.
-            timeout_s: Seconds that a call may take with all its tries.
+            timeout_s: Seconds in which a call must be answered, and for which a busy server is
+                asked again.
             answer_kb: Maximum size of an answer.
             idle_s: Seconds without a call after which the server may forget an episode.
             token: A bearer token that is sent with each call, as a reference to a secret. Absent:
@@ -143,10 +151,14 @@ class HttpEnvironment:
             raise bad_answer(error, f"{self._url}/{verb}") from error
 
     async def _post(self, verb: str, body: Mapping[str, Any]) -> bytes:
-        """Return the bytes of a call's answer. A call whose connection is lost is tried again."""
+        """Return the bytes of an answer. If the server is busy, or it is lost, ask again."""
         url = f"{self._url}/{verb}"
-        async with answering_within(self._timeout_s, url):
-            return await retried(url, lambda: self._try(url, body))
+
+        async def asked() -> bytes:
+            async with answering_within(self._timeout_s, url):
+                return await retried(url, lambda: self._try(url, body))
+
+        return await until_free(asked, self._timeout_s)
 
     async def _try(self, url: str, body: Mapping[str, Any]) -> bytes:
         if self._session is None:
@@ -184,7 +196,7 @@ def refusal(status: int, content: bytes, url: str) -> Exception:
     if status in LOST:
         return InfrastructureError("sandbox_lost", message)
     if status in BUSY:
-        return InfrastructureError("server_busy", message)
+        return Busy("server_busy", message)
     if status >= 500:
         return EnvironmentFailed("server_error", message)
     return UsageError(f"{message}. Check the environment's url and options in the recipe")
@@ -218,6 +230,20 @@ async def retried(url: str, call: Callable[[], Awaitable[T]]) -> T:
                 raise InfrastructureError("server_unreachable", message) from error
         await asyncio.sleep(pause_s)
     raise AssertionError("the last try returns or raises")
+
+
+async def until_free(call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
+    """Call until the server has room. Raises the last Busy if it has none for so many seconds."""
+    loop = asyncio.get_running_loop()
+    until, pause_s = loop.time() + timeout_s, FIRST_PAUSE_S
+    while True:
+        try:
+            return await call()
+        except Busy:
+            if loop.time() + pause_s > until:
+                raise
+        await asyncio.sleep(pause_s * uniform(0.5, 1.0))  # not all episodes at the same time
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def authorization(token: str | None) -> dict[str, str]:

@@ -38,7 +38,7 @@ _MAX_ID = 2**31
 _NOT_JSON = (SchemaRegistryError.UNKNOWN, None)
 """Error codes of an answer that did not come from a registry. Most likely the URL is wrong."""
 _CHECK_PATH = "Check the path of the URL; Apicurio's is /apis/ccompat/v7"
-_PASSWORD = re.compile(r"//[^/@,]*@")
+_PASSWORD = re.compile(r"//[^/,]*@")
 
 T = TypeVar("T")
 

@@ -192,8 +192,6 @@ def test_a_flood_is_cut_off() -> None:
     [
         (410, InfrastructureError, "sandbox_lost"),
         (409, InfrastructureError, "sandbox_lost"),
-        (429, InfrastructureError, "server_busy"),
-        (503, InfrastructureError, "server_busy"),
         (500, EnvironmentFailed, "server_error"),
         (404, UsageError, "answered 404: why"),
         (401, UsageError, "answered 401: why"),
@@ -201,6 +199,33 @@ def test_a_flood_is_cut_off() -> None:
 )
 def test_a_status_says_whose_fault_it_is(status: int, error: type[Exception], code: str) -> None:
     fails(lambda _: reply(b"why", status), error, code)
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 502, 503, 504])
+def test_a_busy_server_is_asked_until_it_has_room(status: int) -> None:
+    async def main() -> None:
+        tries = 0
+
+        def respond(request: bytes) -> bytes:
+            nonlocal tries
+            tries += 1
+            return reply(b"full", status) if tries in (1, 3, 4) else reply(b'{"text": "ok"}')
+
+        async with answering(respond) as (url, requests):
+            environment = HttpEnvironment(url)
+            environment.set_name("n")
+            await environment.reset(view())
+            await environment.step("go")
+            await environment.release()
+            assert [json.loads(each)["index"] for each in requests] == [0, 0, 1, 1, 1]
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_server_that_stays_busy_is_given_up() -> None:
+    busy = lambda _: reply(b"why", 429)  # noqa: E731
+    _, requests = fails(busy, InfrastructureError, "server_busy: .*429: why", timeout_s=2.0)
+    assert 3 <= len(requests) <= 8
 
 
 def test_a_redirect_is_not_followed() -> None:

@@ -396,7 +396,7 @@ def test_an_address_without_such_a_server(status: int, kind: type[Exception], ma
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        environment = OpenEnvEnvironment(url, token="secret")
+        environment = OpenEnvEnvironment(url, timeout_s=2.0, token="secret")
         with pytest.raises(kind, match=match):
             await environment.reset(view())
         await environment.aclose()

@@ -16,11 +16,14 @@ import pytest
 
 import headrace
 from headrace import AsyncClient, Client, DependencyError, UsageError
+from headrace.errors import RecordsLost
 from headrace.infra import local
+from headrace.services.kafka.broker import Partition
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import connect
 from headrace.services.namespace.lookup import find_namespace
 from headrace.services.namespace.run_life import enter
+from tests.integration.test_records_lost import delete_records
 
 BOUND_S = 120.0
 HEADRACE = (sys.executable, "-m", "headrace")
@@ -145,6 +148,28 @@ def test_a_wrong_task_and_a_task_of_an_ended_run_write_none(
             client.submit([{"payload": {}}])
     with pytest.raises(UsageError, match="closed"):
         client.submit([])
+
+
+def test_trajectories_that_retention_deleted_can_be_left_out(
+    address: tuple[str, str, str],
+) -> None:
+    async def delete_first() -> None:
+        async with AsyncClient(*address) as client:
+            async for result in client.results(timeout_s=BOUND_S):
+                for outcome in result.outcomes:
+                    if (ref := outcome.trajectory) is not None:
+                        at = Partition(ref.topic, ref.partition)
+                        await delete_records(address[0], at, ref.offset + 1)
+                        return
+
+    with Client(*address) as client:
+        list(client.results(range(6), timeout_s=BOUND_S))  # the run has done its work
+        every = len(list(client.trajectories()))
+        asyncio.run(delete_first())
+        with pytest.raises(RecordsLost):
+            list(client.trajectories())
+        left = list(client.trajectories(skip_lost=True))
+        assert 0 < len(left) < every
 
 
 def test_what_is_not_there_is_said(address: tuple[str, str, str], tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
-from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
+from headrace.errors import EnvironmentFailed, UsageError
 from headrace.services.base.json_text import load_json
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.types import Observation
-from headrace.services.env.http_environment import bad_answer
+from headrace.services.env.http_environment import Busy, bad_answer
 
 REFUSAL_CHARACTERS = 2000
 """Most characters of a server's complaint about an action that the policy reads."""
@@ -42,10 +42,6 @@ class Refused(Exception):
         lines = (f"{'.'.join(map(str, each.loc))}: {each.msg}" for each in problems)
         super().__init__(REDACTOR.text("; ".join(lines), REFUSAL_CHARACTERS))
         self.problems = problems
-
-
-class Full(InfrastructureError):
-    """The server has as many sessions as it allows."""
 
 
 class _Message(BaseModel):
@@ -96,7 +92,7 @@ def read_step(content: str, url: str) -> Step:
         raise Refused(error.errors)
     text = f"{url}: {error.code}: {error.message}"
     if error.code == "CAPACITY_REACHED":
-        raise Full("server_busy", text)
+        raise Busy("server_busy", text)
     raise EnvironmentFailed("server_error", text)
 
 

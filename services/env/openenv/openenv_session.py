@@ -18,17 +18,15 @@ from headrace.services.env.http_environment import (
     import_aiohttp,
     refusal,
     retried,
+    until_free,
 )
-from headrace.services.env.openenv.openenv_messages import Full, Refused, Step, read_step
+from headrace.services.env.openenv.openenv_messages import Refused, Step, read_step
 
 HEARTBEAT_S = 40.0
 """Seconds between pings. As in OpenEnv's own client, a ping that is not answered within half of
 that ends the connection."""
 CLOSE_S = 1.0
 """Seconds that a server has to end a session, which makes room for the next session."""
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 2.0
-"""Pauses between two requests for a session of a full server: they double from the first on."""
 
 
 class OpenEnvSession:
@@ -59,19 +57,13 @@ class OpenEnvSession:
 
     async def begin(self, kind: str, data: Mapping[str, Any]) -> Step:
         """Connect and send the first message. A full server is asked until it has room."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + self._timeout_s
-        pause_s = FIRST_PAUSE_S
-        while True:
+
+        async def asked() -> Step:
             await self.close()
             await self._connect()
-            try:
-                return await self.ask(kind, data)
-            except Full:
-                if loop.time() + pause_s > until:
-                    raise
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            return await self.ask(kind, data)
+
+        return await until_free(asked, self._timeout_s)
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> Step:
         """Send a message and return the answer. Raises Refused if the server refuses the action."""

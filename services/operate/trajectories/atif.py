@@ -99,9 +99,11 @@ class AtifWriter:
         task, sample = episode.recorded.task, episode.recorded.sample
         for path in episode.paths():
             file = self._folder / f"{episode.namespace}-{task}-{sample}-{path[-1]}.json"
+            text = json.dumps(to_atif(episode, path), ensure_ascii=False, indent=1)
+            part = file.with_suffix(".part")
             with disk_errors(f"write {file}"):
-                text = json.dumps(to_atif(episode, path), ensure_ascii=False, indent=1)
-                file.write_text(text, "utf-8")
+                part.write_text(text, "utf-8")
+                part.replace(file)
 
     def close(self) -> None:
         """Does nothing: the files are written."""
