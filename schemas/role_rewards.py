@@ -7,13 +7,22 @@ episode's reward if there is no such one. If an episode has no reward, no role o
 from __future__ import annotations
 
 from collections import Counter
+from math import isclose
 from statistics import fmean
 
 from headrace.schemas.events import EpisodeEnded, TrajectoryRecorded
 
 Rewarded = EpisodeEnded | TrajectoryRecorded
+ROUNDING = 1e-12
+"""Rewards whose difference, relative to the largest, is smaller are equal: sums of the same numbers
+in another order may differ by their rounding."""
 OVERLONG = "overlong"
 """The named reward that is the penalty for length. No role has this name."""
+
+
+def passes(reward: float, passing: float) -> bool:
+    """Returns whether a reward is at least `passing`, but for rounding."""
+    return reward >= passing or isclose(reward, passing, rel_tol=ROUNDING)
 
 
 def role_reward(event: Rewarded, role: str) -> float | None:

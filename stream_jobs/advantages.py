@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from math import fsum, isclose, sqrt
+from math import fsum, sqrt
 from statistics import fmean
 
 from headrace.errors import HeadraceError
 from headrace.schemas.recipe.tables import Settings
+from headrace.schemas.role_rewards import ROUNDING
 
 Advantage = Callable[[Sequence[float]], Sequence[float]]
 
 FLOAT32_MAX = 3.4028234663852886e38
-ROUNDING = 1e-12
-"""Rewards whose difference, relative to the largest, is smaller are equal: sums of the same numbers
-in another order may differ by their rounding."""
 GRPO_EPSILON = 1e-6
 """Added to the deviation, so that GRPO never divides by 0."""
 
@@ -50,11 +48,6 @@ def deviation(rewards: Sequence[float]) -> float:
     """
     squares = [difference * difference for difference in dr_grpo(rewards)]
     return sqrt(fsum(squares) / len(rewards))
-
-
-def passes(reward: float, passing: float) -> bool:
-    """Returns whether a reward is at least `passing`, but for rounding."""
-    return reward >= passing or isclose(reward, passing, rel_tol=ROUNDING)
 
 
 def grpo(rewards: Sequence[float]) -> list[float]:

@@ -34,8 +34,9 @@ from headrace.schemas.packed import pack_f32
 from headrace.schemas.recipe.policy import Groups
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.recipe.tables import use_and_options
+from headrace.schemas.role_rewards import passes
 from headrace.services.base.plugins import load_with_options
-from headrace.stream_jobs.advantages import TurnAdvantage, deviation, estimated, passes
+from headrace.stream_jobs.advantages import TurnAdvantage, deviation, estimated
 from headrace.stream_jobs.counted_samples import (
     REWARD_LIMIT,
     CountedSample,

@@ -32,8 +32,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 
 from headrace.schemas.events import EpisodeEnded, TaskEnded
-from headrace.schemas.role_rewards import policy_reward
-from headrace.stream_jobs.advantages import passes
+from headrace.schemas.role_rewards import passes, policy_reward
 
 Z = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""

@@ -10,7 +10,7 @@ from statistics import fmean
 import numpy as np
 
 from headrace.schemas.events import BatchAssembled, Event, TrajectoryRecorded
-from headrace.schemas.role_rewards import policy_reward
+from headrace.schemas.role_rewards import passes, policy_reward
 from headrace.trainer.sequences import Ints, UpdateBatch
 
 MOST_REASONS = 32
@@ -93,7 +93,7 @@ def episode_metrics(episodes: Sequence[TrainedEpisode], passing: float) -> Mappi
             if one.reward != mean:
                 name = "length_better" if one.reward > mean else "length_worse"
                 lengths[name].append(one.tokens)
-    solved = [{one.reward >= passing for one in group} for group in groups.values()]
+    solved = [{passes(one.reward, passing) for one in group} for group in groups.values()]
     several = [group for group in groups.values() if len(group) > 1]
     equal = [len({one.reward for one in group}) == 1 for group in several]
     return {

@@ -11,6 +11,7 @@ from typing import Any
 from headrace.schemas.events import Event, InstanceStateEntered, PolicyPublished, TaskEnded
 from headrace.schemas.frontier import Frontier
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.role_rewards import passes
 from headrace.schemas.topics import INSTANCES, POLICIES, RESULTS
 from headrace.services.base.clock import now
 from headrace.services.log.event_log import EventLog
@@ -23,7 +24,6 @@ from headrace.services.operate.cost.worker_lives import (
     covered_s,
     most_at_once,
 )
-from headrace.stream_jobs.advantages import passes
 
 HOUR_S = 3600.0
 HEAD = ("pool", "workers", "alive", "peak", "hours", "unsure", "price", "cost", "if fixed")

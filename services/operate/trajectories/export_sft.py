@@ -11,6 +11,7 @@ from typing import Any
 
 from headrace.schemas.events import TrajectoryRecorded
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.schemas.role_rewards import passes
 from headrace.services.log.unpacked import Texts
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.lookup import open_namespace
@@ -27,7 +28,6 @@ from headrace.services.operate.trajectories.sft import (
     learned_paths,
     tool_format,
 )
-from headrace.stream_jobs.advantages import passes
 
 
 class Selection:

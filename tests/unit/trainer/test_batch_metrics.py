@@ -31,6 +31,8 @@ def test_groups_are_solved_by_all_by_none_or_by_some() -> None:
     assert found["groups_solved_by_none"] == 0.5
     assert (found["groups"], found["groups_equal"]) == (4, 0.5)
     assert episode_metrics(episodes, passing=0.2)["groups_solved_by_all"] == 0.5
+    parts = episode(4, sum([0.1] * 10))  # a little below 1, by rounding
+    assert episode_metrics([parts], passing=1.0)["groups_solved_by_all"] == 1.0
     assert "groups_equal" not in episode_metrics(episodes[:1], 1.0), "one is equal to itself"
 
 
