@@ -145,9 +145,10 @@ def test_closing_drains_then_interrupts(make_engine: MakeEngine, model: Path) ->
         engine = make_engine()
         slow(engine)
         await engine.load(weights(model, 0))
-        short = asyncio.create_task(engine.generate(prompt(2)))
         long = asyncio.create_task(engine.generate(prompt(4_000)))
-        await busy(engine, 2)
+        await busy(engine, 1)
+        short = asyncio.create_task(engine.generate(prompt(2)))
+        await asyncio.sleep(0)  # it has begun
         await engine.close(2.0)
         assert (await short).finish == "length"
         answer = await long
