@@ -12,6 +12,7 @@ from tests.bench.dashboard import dashboard
 from tests.bench.deployment import a_stack
 from tests.bench.env_pools import env_pools
 from tests.bench.episodes import live_episodes, null_episodes
+from tests.bench.floor import floor
 from tests.bench.head import head_costs
 from tests.bench.item_recovery import item_recovery
 from tests.bench.items import item_statistics
@@ -26,6 +27,7 @@ from tests.bench.weights import weight_deltas
 
 BENCHMARKS: dict[str, Callable[[ClusterConfig, float], Coroutine[Any, Any, list[Figure]]]] = {
     "episodes": null_episodes,
+    "floor": floor,
     "trace": traced_turns,
     "trajectories": durable_trajectories,
     "live": live_episodes,

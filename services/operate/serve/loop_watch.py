@@ -38,12 +38,13 @@ class LoopWatch:
                 self._loop.call_soon_threadsafe(self._beaten.set)
             except RuntimeError:  # the loop is closed
                 return
-            began, blames, warned = time.monotonic(), set[str | None](), False
+            began, last, warned = time.monotonic(), self._blame(), False
             while not self._beaten.wait(SAMPLE_S) and not self._closed.is_set():
                 blamed = self._blame()
-                blames.add(blamed)
+                if blamed != last:
+                    began, last = time.monotonic(), blamed
                 seconds = time.monotonic() - began
-                if blamed is None or len(blames) > 1 or seconds < LIMIT_S or warned:
+                if blamed is None or seconds < LIMIT_S or warned:
                     continue
                 warned = True
                 logger.warning(

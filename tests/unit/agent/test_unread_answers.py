@@ -44,7 +44,7 @@ class Recorded(Bench):
 
     async def fetch(self, positions: Sequence[Position]) -> list[Any]:
         self.fetches.append([at.offset for at in positions])
-        await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
         return positions  # type: ignore[return-value]
 
     async def decode(self, record: Position) -> Delivery[Event]:
@@ -62,10 +62,11 @@ class Recorded(Bench):
             await self.shard.on_event(self.delivery(offset))
 
     async def quiet(self) -> None:
-        """Waits until nothing more is sent or read."""
+        """Waits until nothing more is sent or read, however often the loop goes round."""
         before = None
         while before != (before := (len(self.sent), len(self.fetches))):
-            await asyncio.sleep(0.05)
+            for _ in range(200):
+                await asyncio.sleep(0)
 
 
 def answer_to(action: ActionRequested) -> ObservationRecorded:

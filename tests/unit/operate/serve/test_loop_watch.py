@@ -41,6 +41,24 @@ def test_who_blocks_the_loop_is_named_once(
         assert "test_loop_watch.py:" in said[0]
 
 
+def test_who_blocks_is_named_even_if_the_loop_was_late_before(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop_watch, "LIMIT_S", 0.2)
+    monkeypatch.setattr(loop_watch, "SAMPLE_S", 0.02)
+
+    async def main() -> None:
+        with closing(LoopWatch()):
+            await asyncio.sleep(0.1)
+            asyncio.get_running_loop().call_soon(time.sleep, 0.3)
+            await asyncio.create_task(MyEnv().step(1.0))
+
+    caplog.set_level(logging.WARNING)
+    asyncio.run(main())
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said.startswith("MyEnv.step (")
+
+
 def test_the_watch_ends_even_if_the_loop_stays_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_watch, "LIMIT_S", 0.1)
     monkeypatch.setattr(loop_watch, "SAMPLE_S", 0.02)
