@@ -14,6 +14,7 @@ from tests.bench.env_pools import env_pools
 from tests.bench.episodes import live_episodes, null_episodes
 from tests.bench.floor import floor
 from tests.bench.head import head_costs
+from tests.bench.hostile import hostile
 from tests.bench.item_recovery import item_recovery
 from tests.bench.items import item_statistics
 from tests.bench.pools import pools
@@ -36,6 +37,7 @@ BENCHMARKS: dict[str, Callable[[ClusterConfig, float], Coroutine[Any, Any, list[
     "items": item_statistics,
     "item_recovery": item_recovery,
     "head": head_costs,
+    "hostile": hostile,
     "pools": pools,
     "ramp": ramp,
     "short-ramp": short_ramp,

@@ -221,6 +221,14 @@ def namespace_of(pool: Pool) -> str:
     return pool.deployment.log.topics.namespace
 
 
+async def use_the_limit(pool: Pool) -> None:
+    """Asks until as many calls as allowed were in flight: on a busy machine few may overlap."""
+    async with asyncio.timeout(BOUND_S):
+        while pool.most_in_flight(pool.calls()) < IN_FLIGHT:
+            await pool.ask(40)
+            await pool.until(pool.sent)
+
+
 async def lower_the_limit(pool: Pool, environment: dict[str, str]) -> None:
     """Calls in flight are fewer as soon as those that run have ended."""
     name = "policies.default.limits.in_flight"
@@ -266,8 +274,8 @@ def test_two_workers_keep_the_limits_while_one_is_killed(
             await pool.until(40)
             pool.kill(pool.processes("inference")[0])
             await pool.until(200)
+            await use_the_limit(pool)
             pool.check()
-            assert pool.most_in_flight(pool.calls()) == IN_FLIGHT  # they are used, too
             assert len({call.process for call in pool.calls()}) >= 2
             await lower_the_limit(pool, cluster_variables(local_stack, namespace_of(pool)))
 

@@ -32,7 +32,7 @@ from headrace.services.operate.dashboard.index.index_follower import IndexFollow
 from headrace.services.operate.dashboard.index.run_index import RunIndex
 from headrace.services.operate.dashboard.views import log_views, run_views
 from headrace.services.operate.dashboard.views.cut_texts import Tree
-from headrace.services.operate.dashboard.views.episode_list import episodes_tree
+from headrace.services.operate.dashboard.views.episode_list import KeptEpisodes, episodes_tree
 from headrace.services.operate.dashboard.views.episode_view import EpisodePage
 from headrace.services.operate.dashboard.views.fact_reader import FactReader, task_row
 from headrace.services.operate.dashboard.views.group_view import group_tree
@@ -78,6 +78,7 @@ class DashboardApi:
         self._cluster = cluster
         self._follower = follower
         self._blobs = blobs
+        self._episodes = KeptEpisodes()
         self._texts = Texts(follower.index.recipe)
         # One page at a time is made of long texts, so that they don't add up in memory.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pages")
@@ -121,7 +122,7 @@ class DashboardApi:
 
     async def episodes(self, query: Query) -> Tree:
         """Answers /api/episodes."""
-        return await episodes_tree(self.index, self.reader, query)
+        return await episodes_tree(self.index, self.reader, self._episodes, query)
 
     async def episode(self, query: Query, task: int, sample: int) -> Tree:
         """Answers /api/episodes/TASK/SAMPLE."""
