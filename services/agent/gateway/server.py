@@ -152,14 +152,16 @@ class GatewayServer:
 
         @web.middleware  # type: ignore[untyped-decorator, unused-ignore]
         async def guard(request: Any, handler: Callable[[Any], Awaitable[Any]]) -> Any:
+            # A variable that held the error would keep all frames below, with the body in them,
+            # until the garbage collector runs.
             try:
                 self._authenticate(request)
                 return await handler(request)
             except ApiError as error:
-                refused = self.queue.closed or error
+                return _refused(self.queue.closed or error)
             except web.HTTPException as error:
-                refused = ApiError(error.status, f"{request.method} {request.path}: {error.reason}")
-            return web.json_response(refused.body, status=refused.status, headers=refused.headers)
+                text = f"{request.method} {request.path}: {error.reason}"
+                return _refused(ApiError(error.status, text))
 
         return guard
 
@@ -306,6 +308,10 @@ async def _body(http: Any) -> bytes:
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {BODY_S:g} s") from None
     return bytes(data)
+
+
+def _refused(error: ApiError) -> Any:
+    return _web().json_response(error.body, status=error.status, headers=error.headers)
 
 
 def _take_report(session: ChatSession, tree: dict[str, Any]) -> None:

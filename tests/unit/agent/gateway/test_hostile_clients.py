@@ -110,6 +110,25 @@ def test_a_body_that_is_no_request_is_refused(body: bytes, status: int) -> None:
     against(harm)
 
 
+@pytest.mark.parametrize("body", [b"x" * (BODY_BYTES + 1), b"[" * BODY_BYTES], ids=["413", "400"])
+def test_a_refused_body_takes_no_memory_until_the_garbage_collector_runs(body: bytes) -> None:
+    async def harm(server: GatewayServer, url: str, keys: Keys) -> None:
+        await post(url, keys.chat, body)
+        gc.collect()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            for _ in range(8):
+                await post(url, keys.chat, body)
+            taken = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+        assert taken < 2 * BODY_BYTES
+
+    against(harm)
+
+
 def test_a_compressed_body_is_not_decompressed() -> None:
     bomb = gzip.compress(bytes(64 << 20))
 
