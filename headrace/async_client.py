@@ -219,17 +219,19 @@ class AsyncClient:
         `skip_lost`, it leaves such ones out, and logs how many.
         """
         lost = 0
-        async with aclosing(self.results(tasks, follow=follow, timeout_s=timeout_s)) as results:
-            async for ended in results:
-                refs = [one.trajectory for one in ended.outcomes if one.trajectory is not None]
-                for first in range(0, len(refs), FETCHED_AT_ONCE):
-                    some = refs[first : first + FETCHED_AT_ONCE]
-                    found = await self._fetch(some, skip_lost=skip_lost)
-                    lost += len(some) - len(found)
-                    for trajectory in found:
-                        yield trajectory
-        if lost:
-            logger.warning("%d trajectories can't be read any more, and were left out", lost)
+        try:
+            async with aclosing(self.results(tasks, follow=follow, timeout_s=timeout_s)) as results:
+                async for ended in results:
+                    refs = [one.trajectory for one in ended.outcomes if one.trajectory is not None]
+                    for first in range(0, len(refs), FETCHED_AT_ONCE):
+                        some = refs[first : first + FETCHED_AT_ONCE]
+                        found = await self._fetch(some, skip_lost=skip_lost)
+                        lost += len(some) - len(found)
+                        for trajectory in found:
+                            yield trajectory
+        finally:
+            if lost:
+                logger.warning("%d trajectories can't be read any more, and were left out", lost)
 
     async def trajectory(self, outcome: EpisodeEnded) -> Trajectory | None:
         """The trajectory of one outcome of a result, or None if none was recorded."""

@@ -151,7 +151,7 @@ def test_a_wrong_task_and_a_task_of_an_ended_run_write_none(
 
 
 def test_trajectories_that_retention_deleted_can_be_left_out(
-    address: tuple[str, str, str],
+    address: tuple[str, str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     async def delete_first() -> None:
         async with AsyncClient(*address) as client:
@@ -170,6 +170,11 @@ def test_trajectories_that_retention_deleted_can_be_left_out(
             list(client.trajectories())
         left = list(client.trajectories(skip_lost=True))
         assert 0 < len(left) < every
+        assert caplog.text.count("were left out") == 1
+        following = client.trajectories(follow=True, skip_lost=True)
+        next(following)
+        following.close()  # it says what it left out, even if the caller stops
+        assert caplog.text.count("were left out") == 2
 
 
 def test_what_is_not_there_is_said(address: tuple[str, str, str], tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ SNIPPET = 80
 """Characters around a text that was found."""
 LONGEST_TEXT = 200
 KEPT = 10.0
+"""How long a list is kept, as a multiple of the seconds that it took to make it."""
 PAGE = frozenset({"cursor", "limit", "text"})
 """Parts of a query that choose a page of a list, or search in it."""
 
@@ -100,7 +101,7 @@ def find_episodes(index: RunIndex, query: Mapping[str, str]) -> list[Found]:
 
 
 class KeptEpisodes:
-    """Keeps the newest list for KEPT times as long as it took to make it.
+    """Keeps the newest list for `KEPT` times as long as it took to make it.
 
     Browsers ask every few seconds. With 500,000 episodes a list takes about a second of CPU, in
     which no other request is answered.
