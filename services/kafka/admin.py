@@ -31,6 +31,7 @@ from headrace.services.kafka.convert import (
     topic_partitions,
 )
 from headrace.services.kafka.failures import (
+    BEHIND,
     TRANSIENT,
     UNKNOWN,
     answer_of,
@@ -49,6 +50,9 @@ CHANGE = {"operation_timeout": CHANGE_S, "request_timeout": CHANGE_S}
 RETRY_S = 0.05
 UNKNOWN_S = 4.0
 """How long a request is repeated after an `UNKNOWN` error."""
+BEHIND_S = 120.0
+"""How long a request is repeated while a broker has not opened a partition that it leads. A broker
+that has just started opens one after the other, and may have thousands of them."""
 MAX_REPLICATION = 3
 """Copies of each new topic; fewer if there are fewer brokers."""
 EARLIEST, LATEST = -2, -1
@@ -244,15 +248,15 @@ class Admin:
 
         Errors in `fine` count as temporary too, for `fine_s` seconds.
         """
+        limits_s = dict.fromkeys(TRANSIENT, PATIENCE_S) | dict.fromkeys(BEHIND, BEHIND_S)
+        limits_s |= dict.fromkeys(fine, fine_s)
         begun = monotonic()
         while True:
             try:
                 return await self._run(ask)
             except KafkaException as exception:
                 error = error_of(exception)
-                limit_s = fine_s if error.code() in fine else PATIENCE_S
-                late = monotonic() - begun > limit_s
-                if late or error.code() not in TRANSIENT | fine:
+                if monotonic() - begun > limits_s.get(error.code(), -1.0):
                     servers = self._settings.bootstrap_servers
                     raise failure(f"{what} (at {servers})", error) from exception
             await self._run(self._forget)  # Its knowledge of leaders may be out of date.

@@ -54,6 +54,9 @@ TRANSIENT = frozenset(
 )
 """Temporary errors: worth a retry, for a bounded time."""
 
+BEHIND = frozenset({KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION})
+"""The temporary errors of a broker that does not lead a partition yet, but will in a moment."""
+
 UNKNOWN = frozenset(
     {
         KafkaError._UNKNOWN_PARTITION,

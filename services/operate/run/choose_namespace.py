@@ -16,6 +16,8 @@ from headrace.services.operate.run.watch import read_recent
 RECENT = 64
 """Offsets of each partition that are read to find out whether a run has trained."""
 REPLACED = "replaced by another recipe"
+MANY_RUNS = 30
+"""From so many ended runs on, their topics noticeably delay the start of a local Kafka."""
 
 
 async def choose_namespace(
@@ -30,14 +32,20 @@ async def choose_namespace(
     `<name>` is `wanted`, or else the recipe's name. If this process is `alone` on its broker, it
     ends a run of another recipe that has trained nothing.
     """
-    first = wanted or recipe.name
+    first, ended = wanted or recipe.name, 0
     for name in run_names(first):
         life = await find_run(connection.log(topics_of(recipe, name)))
         if life is None:
             if name != first:
                 say(f"the run of {first} has ended: the new one uses {name}")
+            if alone and ended >= MANY_RUNS:
+                say(
+                    f"{ended} ended runs of {first} are kept, and delay Kafka's start: "
+                    "`headrace prune --forget NAMESPACE --yes` removes one"
+                )
             return name
         if life.ended is not None:
+            ended += 1
             continue
         if not (alone and await _is_replaced(connection, recipe, name, life)):
             say(f"continuing the unfinished run of namespace {name}")
