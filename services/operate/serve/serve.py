@@ -32,6 +32,7 @@ from headrace.services.operate.run_references import fetch_models
 from headrace.services.operate.serve.loop_watch import LoopWatch
 from headrace.services.operate.serve.open_context import claim_models, open_context
 from headrace.services.operate.serve.process_setup import (
+    end_garbage_collection,
     limit_threads,
     pause_garbage_collector,
     tune_garbage_collector,
@@ -101,6 +102,8 @@ def serve(
         asyncio.run(_serve(run, process, recipe, cluster))
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    finally:
+        end_garbage_collection()
 
 
 def check_policy(service: str, policy: str | None, recipe: Recipe) -> None:

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from headrace.services.operate.serve.process_setup import end_garbage_collection
+
 logger = logging.getLogger(__name__)
 
 DRAIN_S = 10.0
@@ -39,6 +41,7 @@ class Stopper:
                 os._exit(130)
             return
         logger.info("stopping: %s", reason)
+        end_garbage_collection()
         self._stopping.set()
         # The timer is a thread because the event loop may be what hangs.
         timer = threading.Timer(DRAIN_S, _exit_by_force)
