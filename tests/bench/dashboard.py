@@ -60,13 +60,14 @@ class Visitor:
 
 @asynccontextmanager
 async def visiting(cluster: ClusterConfig) -> AsyncIterator[Visitor]:
-    """Starts a dashboard as a process of its own, and ends it."""
+    """Starts a dashboard in a session of its own, as `run --dashboard` does, and ends it."""
     from aiohttp import ClientSession
 
     process = await asyncio.create_subprocess_exec(
         *headrace_command("dashboard", "--read-only"),
         env={**os.environ, **variables_of(cluster)},
         stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
     try:
         assert process.stdout is not None

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from headrace.services.log.event_log import EventLog
@@ -58,8 +59,7 @@ async def serve_dashboard(
     If the local stack of the run rests, this starts it, and stops it at the end. `on_url` gets the
     address with the token.
     """
-    with suppress(OSError):
-        os.nice(NICENESS)
+    _give_way()
 
     async def work() -> None:
         async with (
@@ -75,6 +75,20 @@ async def serve_dashboard(
             )
 
     await _until(stopping, work())
+
+
+def _give_way() -> None:
+    """Lowers the priority of this process.
+
+    Linux may weigh sessions against each other, and niceness only within one of them (`autogroup`
+    in sched(7)). So this lowers the session's priority, too, if this process has begun it, as under
+    `run --dashboard`. A terminal's session has other programs.
+    """
+    with suppress(OSError):
+        os.nice(NICENESS)
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 def _for_pages(cluster: ClusterConfig) -> ClusterConfig:
