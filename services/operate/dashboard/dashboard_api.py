@@ -32,10 +32,11 @@ from headrace.services.operate.dashboard.index.index_follower import IndexFollow
 from headrace.services.operate.dashboard.index.run_index import RunIndex
 from headrace.services.operate.dashboard.views import log_views, run_views
 from headrace.services.operate.dashboard.views.cut_texts import Tree
-from headrace.services.operate.dashboard.views.episode_list import KeptEpisodes, episodes_tree
+from headrace.services.operate.dashboard.views.episode_list import episodes_tree, find_episodes
 from headrace.services.operate.dashboard.views.episode_view import EpisodePage
 from headrace.services.operate.dashboard.views.fact_reader import FactReader, task_row
 from headrace.services.operate.dashboard.views.group_view import group_tree
+from headrace.services.operate.dashboard.views.kept_list import KeptList
 from headrace.services.operate.dashboard.views.page_of import page_of, whole_number
 from headrace.services.operate.dashboard.views.token_strip import (
     MOST_TOKENS,
@@ -78,7 +79,8 @@ class DashboardApi:
         self._cluster = cluster
         self._follower = follower
         self._blobs = blobs
-        self._episodes = KeptEpisodes()
+        self._episodes = KeptList(find_episodes)
+        self._discarded = KeptList(run_views.discarded_rows)
         self._texts = Texts(follower.index.recipe)
         # One page at a time is made of long texts, so that they don't add up in memory.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pages")
@@ -181,7 +183,7 @@ class DashboardApi:
 
     async def discarded(self, query: Query) -> Tree:
         """Answers /api/discarded."""
-        return run_views.discarded_tree(self.index, query)
+        return run_views.discarded_tree(self.index, self._discarded, query)
 
     async def workers(self, _: Query) -> Tree:
         """Answers /api/workers."""
