@@ -32,6 +32,7 @@ from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs.groups import GroupAssembler
 from headrace.stream_jobs.metrics.job_metrics import note_group, show_lag
 from headrace.stream_jobs.security.faust_credentials import faust_credentials
+from headrace.stream_jobs.security.header_names import accept_any_header_names
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ async def run(
     committed past such a result.
     """
     _require_compiled_faust()
+    accept_any_header_names()
     for name in ("faust", "mode"):
         logging.getLogger(name).setLevel(logging.WARNING)  # Below, they log each internal step.
     # It logs several errors a second while the broker is away. Errors that stay end the job anyway.

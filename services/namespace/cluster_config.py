@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.read_recipe import load_recipe, parse_recipe
@@ -158,6 +158,13 @@ class ClusterConfig:
     def folder(self, namespace: str) -> Path:
         """Returns the namespace's folder on this machine, with its logs, caches and checkpoints."""
         return self.state / namespace
+
+    def cluster_folder(self, namespace: str, cluster_id: str) -> Path:
+        """Returns the folder of the namespace's caches and checkpoints, within `folder`.
+
+        Each Kafka cluster has its own, because another one may have a run of the same name.
+        """
+        return self.folder(namespace) / f"cluster-{quote(cluster_id, safe='')}"
 
     def secrets(self) -> Iterator[tuple[str, str]]:
         """Yields the name and the text of each secret: of Kafka's properties, and in URLs."""

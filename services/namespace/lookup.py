@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from itertools import takewhile
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
@@ -20,7 +21,7 @@ from headrace.schemas.topics import (
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection, connect, locate
-from headrace.services.namespace.run_life import RunLife, read_life
+from headrace.services.namespace.run_life import RunLife, read_lives
 
 _RUNS = re.compile(rf"([a-z0-9_-]+)\.{RUNS.name}\.v1")
 
@@ -75,6 +76,14 @@ def topics_in(existing: Mapping[str, int], namespace: str) -> Topics:
     return Topics(namespace, sorted(policies), partitions, pool_partitions=pool)
 
 
+async def find_runs(connection: Connection, recipe: Recipe, first: str) -> dict[str, RunLife]:
+    """Returns the lives of the runs `<first>`, `<first>-2`, and so on, as far as they exist."""
+    existing = await connection.broker.list_topics()
+    names = list(takewhile(lambda name: RUNS.real_name(name) in existing, run_names(first)))
+    lives = await read_lives([connection.log(topics_of(recipe, name)) for name in names])
+    return dict(zip(names, lives, strict=True))
+
+
 @asynccontextmanager
 async def open_namespace(
     cluster: ClusterConfig, source: str, *, writing: bool = False
@@ -104,12 +113,9 @@ async def find_namespace(
     """
     existing = await connection.broker.list_topics()
     whole = [one for one in namespaces_in(existing) if EPISODES.real_name(one) in existing]
-    found = []
-    for each in whole if name is None else [name]:
-        topics = topics_in(existing, each)
-        life = await read_life(connection.log(topics))
-        found.append((topics, life))
-    if not found:
+    every = [topics_in(existing, each) for each in (whole if name is None else [name])]
+    lives = await read_lives([connection.log(topics) for topics in every])
+    if not every:
         raise UsageError(
             "this broker has no run. `headrace run` or `headrace apply RECIPE` starts one"
         )
@@ -117,7 +123,7 @@ async def find_namespace(
     def rank(pair: tuple[Topics, RunLife]) -> tuple[bool, bool, float]:
         return preferred(pair[1]), pair[1].replay_of is None, pair[1].started_at
 
-    topics, life = max(found, key=rank)
+    topics, life = max(zip(every, lives, strict=True), key=rank)
     return Topics(
         topics.namespace,
         topics.policies,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -14,8 +14,9 @@ from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import NAME, RUNS
 from headrace.schemas.untrusted.trusted_keys import TrustedKeys, texts_in
+from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.log_reader import CaughtUp, follow_events
+from headrace.services.log.log_reader import CaughtUp, Start, follow_events, follow_records
 from headrace.services.log.signatures import signers_of
 
 REPLAY_OF = "replay of "
@@ -110,8 +111,28 @@ async def follow_life(log: EventLog) -> AsyncGenerator[RunLife, None]:
 
 async def read_life(log: EventLog) -> RunLife:
     """Reads the run's life. The topic `runs` must exist."""
-    async with aclosing(follow_life(log)) as lives:
-        return await anext(lives)
+    [life] = await read_lives([log])
+    return life
+
+
+async def read_lives(logs: Sequence[EventLog]) -> list[RunLife]:
+    """Reads the lives of different runs of one broker. Their topics `runs` must exist.
+
+    All are read by one reader: a reader for each, one after the other, took seconds for 100 runs.
+    """
+    found = {log.topics.partition(RUNS): (log, RunLife()) for log in logs}
+    if not found:
+        return []
+    starts: dict[Partition, Start] = dict.fromkeys(found, "first")
+    async with aclosing(follow_records(logs[0], starts)) as records:
+        async for record in records:
+            if isinstance(record, CaughtUp):
+                break
+            log, life = found[record.partition]
+            delivery = await log.decode_or_dead_letter(record)
+            if delivery is not None and isinstance(delivery.event, RunStateEntered):
+                life.on_event(delivery.event, delivery.recorded_at)
+    return [life for _, life in found.values()]
 
 
 async def enter(

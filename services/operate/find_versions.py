@@ -13,10 +13,9 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import POLICIES
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
-from headrace.services.namespace.apply import find_run
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection, connect
-from headrace.services.namespace.lookup import find_namespace, run_names, topics_of
+from headrace.services.namespace.lookup import find_namespace, find_runs
 from headrace.services.operate.run.run_stack import running_stack
 from headrace.services.operate.run_references import (
     adopt,
@@ -172,9 +171,9 @@ async def _resolve(
 async def _adopt_recorded(
     recipe: Recipe, cluster: ClusterConfig, connection: Connection, new_run: bool
 ) -> Recipe:
-    for name in run_names(cluster.namespace or recipe.name):
-        life = await find_run(connection.log(topics_of(recipe, name)))
-        if life is None or life.started is None:
+    runs = await find_runs(connection, recipe, cluster.namespace or recipe.name)
+    for life in runs.values():
+        if life.started is None:
             return recipe
         if life.ended is None or not new_run:
             return adopt(recipe, life.recipe())

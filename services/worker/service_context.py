@@ -21,7 +21,7 @@ class ServiceContext:
     worker_id: str
     """Unique for each process: service, host name and process id."""
     state: Path
-    """This machine's folder for caches and checkpoints of the namespace."""
+    """This machine's folder for caches and checkpoints of the namespace and its cluster."""
     stopping: asyncio.Event
     """Set on SIGTERM, when the parent has died, or when the run has ended. The service must then
     drain and return within 10 s."""

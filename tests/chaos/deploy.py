@@ -78,9 +78,10 @@ def where_in(state: Path, bootstrap_servers: str, registry_url: str) -> ClusterC
 
 def _disks(folder: Path, cluster: Cluster, brokers: int) -> dict[str, Disk]:
     state = folder / "state"
+    own = ClusterConfig(state).cluster_folder(NAMESPACE, cluster.cluster_id)
     disks = {
         "blobs": Disk(state / "blobs", DISK_BYTES["blobs"]),
-        "checkpoints": Disk(state / NAMESPACE / "checkpoints", DISK_BYTES["checkpoints"]),
+        "checkpoints": Disk(own / "checkpoints", DISK_BYTES["checkpoints"]),
     }
     for number in range(1, brokers + 1):
         disks[f"broker-{number}"] = Disk(cluster.data(number), BROKER_DISK_BYTES)

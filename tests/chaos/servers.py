@@ -113,6 +113,7 @@ class Cluster:
         self.folder = folder
         self.brokers: list[Broker] = []
         self._count = count
+        self.cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         self._registry_port = free_port()
         cancelled = threading.Event()
         pins, cache, java = jars.load_pins(), jars.cache_folder(), jars.java()
@@ -155,12 +156,13 @@ class Cluster:
 
     async def start(self) -> None:
         """Makes the brokers and starts everything."""
-        cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         controllers = [free_port() for _ in range(self._count)]
         voters = ",".join(f"{at}@127.0.0.1:{port}" for at, port in enumerate(controllers, 1))
         for number in range(1, self._count + 1):
             self.brokers.append(await self._broker(number, controllers[number - 1], voters))
-        await asyncio.gather(*(asyncio.to_thread(_format, one, cluster) for one in self.brokers))
+        await asyncio.gather(
+            *(asyncio.to_thread(_format, one, self.cluster_id) for one in self.brokers)
+        )
         await asyncio.gather(*(one.start() for one in (*self.brokers, self.registry)))
 
     async def _broker(self, number: int, controller: int, voters: str) -> Broker:

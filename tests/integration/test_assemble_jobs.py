@@ -13,11 +13,12 @@ from faust.transport.drivers.aiokafka import Consumer
 
 from headrace.schemas.events import GroupClosed
 from headrace.schemas.topics import DEAD_LETTERS, GROUPS, RESULTS
-from headrace.services.kafka.broker import Outgoing, Partition
+from headrace.services.kafka.broker import Outgoing, Partition, Position
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
 from headrace.stream_jobs import assemble_groups
 from tests.integration.job_process import a_kafka_context, start_job
+from tests.integration.stranger import send_unreadable_header
 from tests.unit.stream_jobs.test_assemble_batches import (
     BOUND_S,
     follow_and_recover,
@@ -90,6 +91,35 @@ def test_every_result_becomes_a_group_and_what_is_none_is_parked(
         await wait_for_commit(log)
         dead = Partition(log.topics.name(DEAD_LETTERS), 0)
         assert (await log.broker.ends([dead]))[dead] == (0, 2)
+        await log.broker.close()
+
+    asyncio.run(main())
+
+
+def test_a_header_whose_name_is_not_text_does_not_end_the_job(
+    kafka: str, namespace: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        context = a_kafka_context(kafka, namespace, tmp_path)
+        log = context.log
+        await apply(log)
+        await send_results(log, 0, 20)
+        result = log.outgoing(a_task([an_outcome(0), an_outcome(1, 0.0)], task=20))
+        for value in (b"garbage", result.value):
+            await send_unreadable_header(kafka, result.topic, value)
+        await send_results(log, 21, 20)
+        job = asyncio.ensure_future(assemble_groups.run(context, kafka))
+        reading = asyncio.ensure_future(read_groups(log, 41))
+        await asyncio.wait({job, reading}, return_when=asyncio.FIRST_COMPLETED)
+        assert not job.done(), job.result()
+        assert sorted(await reading) == list(range(41))
+        await wait_for_commit(log)
+        context.stopping.set()
+        await asyncio.wait_for(job, BOUND_S)
+        dead = Partition(log.topics.name(DEAD_LETTERS), 0)
+        (record,) = await log.broker.fetch([Position(dead, 0)])
+        assert record.value == b"garbage"
+        assert ("\ufffd", b"1") in record.headers
         await log.broker.close()
 
     asyncio.run(main())

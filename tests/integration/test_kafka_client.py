@@ -7,7 +7,6 @@ import gc
 import os
 import re
 import signal
-import sys
 import threading
 import time
 import weakref
@@ -41,6 +40,7 @@ from headrace.services.kafka.consumer import KafkaSubscription
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.kafka.poller import Poller
 from headrace.services.namespace.apply import topic_configuration
+from tests.integration.stranger import send_unreadable_header
 
 LIMIT_S = 90
 
@@ -465,23 +465,6 @@ def test_the_largest_event_can_be_sent_and_the_largest_record_can_be_read(
     drive(main)
 
 
-STRANGER = """
-import asyncio, sys
-from aiokafka import AIOKafkaProducer
-
-class NotText(str):
-    def encode(self, *_):
-        return b"\\xff"
-
-async def main():
-    producer = AIOKafkaProducer(bootstrap_servers=sys.argv[1])
-    await producer.start()
-    await producer.send_and_wait(sys.argv[2], b"value", headers=[(NotText("a"), b"1")])
-    await producer.stop()
-
-asyncio.run(main())
-"""
-"""Sends a record with a header whose name is not UTF-8, which most clients can't."""
 OFTEN = 100
 
 
@@ -492,11 +475,7 @@ def test_a_header_whose_name_is_not_text_ends_no_reader(kafka: str, namespace: s
         # Python's bytecode calls otherwise what it has called often.
         for _ in range(OFTEN):
             await broker.send(Outgoing(partition.topic, b"k", b"before", [("name", b"1")]))
-        stranger = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", STRANGER, kafka, partition.topic),
-            env={**os.environ, "AIOKAFKA_NO_EXTENSIONS": "1"},
-        )
-        assert await stranger.wait() == 0
+        await send_unreadable_header(kafka, partition.topic, b"value")
         await broker.send(Outgoing(partition.topic, b"k", b"after", [("name", b"1")]))
         reader = broker.reader()
         await reader.assign({partition: 0})

@@ -166,7 +166,7 @@ async def share(stack: local.LocalStack, servers: str, folder: Path) -> Counter[
         topics = teams[name].log.topics
         grants = Grants.of(topics, f"User:{name}", ("operator", "redrive"))
         await asyncio.to_thread(give_access, administrator, grants)
-    kept = cluster.cluster.folder("team-b") / "checkpoints" / "default"
+    kept = cluster.cluster.cluster_folder("team-b", cluster.cluster_id) / "checkpoints" / "default"
     kept.mkdir(parents=True)
     (kept / "file").write_bytes(b"B's")
     ours, theirs, draw = teams["a"], teams["b"], random.Random(1)

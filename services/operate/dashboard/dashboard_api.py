@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -26,16 +27,17 @@ from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
 from headrace.services.namespace.lookup import namespaces_in, topics_in
-from headrace.services.namespace.run_life import read_life
+from headrace.services.namespace.run_life import RunLife, read_life, read_lives
 from headrace.services.operate.compare.compare import compare
 from headrace.services.operate.dashboard.index.index_follower import IndexFollower
 from headrace.services.operate.dashboard.index.run_index import RunIndex
 from headrace.services.operate.dashboard.views import log_views, run_views
 from headrace.services.operate.dashboard.views.cut_texts import Tree
-from headrace.services.operate.dashboard.views.episode_list import KeptEpisodes, episodes_tree
+from headrace.services.operate.dashboard.views.episode_list import episodes_tree, find_episodes
 from headrace.services.operate.dashboard.views.episode_view import EpisodePage
 from headrace.services.operate.dashboard.views.fact_reader import FactReader, task_row
 from headrace.services.operate.dashboard.views.group_view import group_tree
+from headrace.services.operate.dashboard.views.kept_list import KeptList
 from headrace.services.operate.dashboard.views.page_of import page_of, whole_number
 from headrace.services.operate.dashboard.views.token_strip import (
     MOST_TOKENS,
@@ -78,7 +80,8 @@ class DashboardApi:
         self._cluster = cluster
         self._follower = follower
         self._blobs = blobs
-        self._episodes = KeptEpisodes()
+        self._episodes = KeptList(find_episodes)
+        self._discarded = KeptList(run_views.discarded_rows)
         self._texts = Texts(follower.index.recipe)
         # One page at a time is made of long texts, so that they don't add up in memory.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pages")
@@ -181,7 +184,7 @@ class DashboardApi:
 
     async def discarded(self, query: Query) -> Tree:
         """Answers /api/discarded."""
-        return run_views.discarded_tree(self.index, query)
+        return run_views.discarded_tree(self.index, self._discarded, query)
 
     async def workers(self, _: Query) -> Tree:
         """Answers /api/workers."""
@@ -231,25 +234,35 @@ class DashboardApi:
 
     async def runs(self, _: Query) -> Tree:
         """Answers /api/runs, the newest first."""
-        existing = await self._log.broker.list_topics()
-        items = []
-        for name in namespaces_in(existing)[:MOST_RUNS]:
-            try:
-                life = await read_life(self._connection.log(topics_in(existing, name)))
-            except HeadraceError:
-                continue  # It is being made or deleted, or this principal may not read it.
-            items.append(
-                {
-                    "namespace": name,
-                    "state": life.state,
-                    "started_at": life.started_at or None,
-                    "recipe": life.recipe().name if life.started is not None else "",
-                    "replay_of": life.replay_of,
-                    "current": name == self._log.topics.namespace,
-                }
-            )
+        items = [
+            {
+                "namespace": name,
+                "state": life.state,
+                "started_at": life.started_at or None,
+                "recipe": life.recipe().name if life.started is not None else "",
+                "replay_of": life.replay_of,
+                "current": name == self._log.topics.namespace,
+            }
+            for name, life in (await self._lives()).items()
+        ]
         items.sort(key=lambda one: -float(one["started_at"] or 0))
         return {"items": items, "total": len(items), "next": None}
+
+    async def _lives(self) -> dict[str, RunLife]:
+        """Returns the lives of the runs on this broker that can be read."""
+        existing = await self._log.broker.list_topics()
+        logs = {}
+        for name in namespaces_in(existing)[:MOST_RUNS]:
+            with suppress(UsageError):  # It is being made or deleted.
+                logs[name] = self._connection.log(topics_in(existing, name))
+        try:
+            return dict(zip(logs, await read_lives(list(logs.values())), strict=True))
+        except HeadraceError:
+            lives = {}
+            for name, log in logs.items():
+                with suppress(HeadraceError):  # This principal may not read it, or it was deleted.
+                    lives[name] = await read_life(log)
+            return lives
 
     async def compare(self, query: Query) -> Tree:
         """Answers /api/compare."""

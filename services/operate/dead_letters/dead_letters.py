@@ -51,7 +51,7 @@ from headrace.services.kafka.broker import (
 )
 from headrace.services.log.dead_letter import WHY
 from headrace.services.log.event_log import EventLog
-from headrace.services.log.log_reader import WHOLE, Patience, read_records
+from headrace.services.log.log_reader import WHOLE, OffsetRange, Patience, read_records
 from headrace.services.operate.audit.audit_trail import operation
 from headrace.services.operate.dead_letters.dead_letter_count import (
     DeadLetterCount,
@@ -62,6 +62,9 @@ REDRIVE_OF = "headrace.retry_of"
 """Header of a redriven record: the location of the dead letter."""
 REDRIVEN = "headrace.retried"
 """Header of a mark in `dead-letters`: the number of the dead letter that was redriven."""
+
+RECENT = 10_000
+"""Offsets of `dead-letters` that `count_open` reads. A dead letter may have a megabyte."""
 
 REFUSED = {
     RUNS.name: "only `headrace apply` and `headrace run` write the state of a run, and its order "
@@ -146,13 +149,29 @@ def read_dead_letter(record: Record) -> DeadLetter | int:
 
 async def list_kinds(log: EventLog, patience: Patience) -> list[DeadLetterKind]:
     """Counts all dead letters by topic and reason. The kind with the newest one is last."""
+    return (await _count(_read(log, WHOLE, patience))).kinds()
+
+
+async def count_open(log: EventLog, recent: int = RECENT) -> tuple[int, int]:
+    """Returns how many dead letters are open, and how many were redriven.
+
+    It reads the last `recent` offsets. All records before them count as open.
+    """
+    at = log.topics.partition(DEAD_LETTERS)
+    first, end = (await log.broker.ends([at]))[at]
+    start = max(first, end - recent)
+    count = await _count(_read(log, (start, end)))
+    return start - first + count.waiting, sum(kind.redriven for kind in count.kinds())
+
+
+async def _count(found: AsyncGenerator[DeadLetter | int]) -> DeadLetterCount:
     count = DeadLetterCount()
-    async for one in _read_all(log, patience):
+    async for one in found:
         if isinstance(one, int):
             count.on_redriven(one)
         else:
-            count.on_dead_letter(one.number, one.topic, one.reason, one.at)
-    return count.kinds()
+            count.on_dead_letter(one.number, one.location, one.topic, one.reason, one.at)
+    return count
 
 
 async def find_dead_letter(log: EventLog, number: int) -> DeadLetter:
@@ -257,7 +276,7 @@ async def redrive(
     try:
         # Read this only now: from here on no other process can redrive.
         done = await _redriven(log, patience)
-        async for one in _read_all(log, patience):
+        async for one in _read(log, WHOLE, patience):
             if isinstance(one, int) or (numbers is not None and one.number not in numbers):
                 continue
             original = await find_original(log, one)
@@ -294,7 +313,7 @@ async def _redriven(log: EventLog, patience: Patience) -> dict[str, int]:
     """
     locations: dict[int, str] = {}
     done: dict[str, int] = {}
-    async for one in _read_all(log, patience):
+    async for one in _read(log, WHOLE, patience):
         if isinstance(one, DeadLetter):
             locations[one.number] = one.location
         elif one in locations:
@@ -302,9 +321,11 @@ async def _redriven(log: EventLog, patience: Patience) -> dict[str, int]:
     return done
 
 
-async def _read_all(log: EventLog, patience: Patience) -> AsyncGenerator[DeadLetter | int]:
-    whole = {log.topics.partition(DEAD_LETTERS): WHOLE}
-    async with aclosing(read_records(log.broker, whole, patience)) as records:
+async def _read(
+    log: EventLog, offsets: OffsetRange, patience: Patience | None = None
+) -> AsyncGenerator[DeadLetter | int]:
+    at = log.topics.partition(DEAD_LETTERS)
+    async with aclosing(read_records(log.broker, {at: offsets}, patience)) as records:
         async for record in records:
             yield read_dead_letter(record)
 

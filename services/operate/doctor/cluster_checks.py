@@ -10,7 +10,7 @@ from pathlib import Path
 from headrace.errors import HeadraceError
 from headrace.schemas.events import Blob
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.schemas.topics import DEAD_LETTERS, INSTANCES, LOADS, RUNS, Topics
+from headrace.schemas.topics import INSTANCES, LOADS, RUNS, Topics
 from headrace.services.base.clock import now
 from headrace.services.kafka.access.visibility import ClusterView
 from headrace.services.kafka.registry import Registry
@@ -19,6 +19,7 @@ from headrace.services.log.log_reader import CaughtUp, follow_records, read_reco
 from headrace.services.models.blobs import BlobStore
 from headrace.services.namespace.apply import CONSUMERS
 from headrace.services.namespace.retention import repairing, shortcomings
+from headrace.services.operate.dead_letters.dead_letters import count_open
 from headrace.services.operate.doctor.finding import Finding
 
 CLOCKS_S = 2.5
@@ -184,12 +185,12 @@ async def retention(log: EventLog, recipe: Recipe) -> Finding:
 
 
 async def dead_letters(log: EventLog) -> Finding:
-    """Counts the records that no reader could decode."""
-    at = log.topics.partition(DEAD_LETTERS)
-    first, end = (await log.broker.ends([at]))[at]
-    if end > first:
+    """Counts the dead letters that are open, and those that were redriven."""
+    still_open, redriven = await count_open(log)
+    done = f", {redriven:,} redriven" if redriven else ""
+    if still_open:
         return Finding(
-            "dead letters", "warning", f"{end - first:,} records could not be decoded",
-            "See `headrace dead-letters`",
+            "dead letters", "warning", f"{still_open:,} open{done}",
+            "See `headrace dead-letters list`",
         )  # fmt: skip
-    return Finding("dead letters", "ok", "every record could be decoded")
+    return Finding("dead letters", "ok", f"none is open{done}")

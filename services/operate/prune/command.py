@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 @click.option(
     "--forget", metavar="NAMESPACE", multiple=True,
     help="Also remove this whole ended namespace: its topics, its folder, its weights. "
-    "CLUSTER_ID.NAMESPACE removes the weights of a cluster that is gone. Repeatable.",
+    "CLUSTER_ID.NAMESPACE removes the weights and this machine's checkpoints of a cluster that is "
+    "gone. Repeatable.",
 )  # fmt: skip
 @json_option
 @cluster_options

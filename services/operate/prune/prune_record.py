@@ -28,7 +28,8 @@ def recorded_in(
         if name not in forgotten and AUDIT.real_name(name) in existing
     ]
     owners = {one.owner for item in items if item.removal for one in item.removal.markers}
-    folders = {item.path.parent.name for item in items if item.kind == "checkpoints" and item.path}
+    paths = [item.path for item in items if item.kind == "checkpoints" and item.path is not None]
+    folders = {path.parent.parent.name for path in paths}  # <namespace>/cluster-<id>/checkpoints
     losing = [name for name in staying if name in folders or owner_name(cluster, name) in owners]
     return losing or [name for name in staying if name == newest]
 

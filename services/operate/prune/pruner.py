@@ -10,7 +10,9 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapp
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from headrace.errors import DecodeError, UsageError
 from headrace.schemas.events import Event
@@ -25,6 +27,7 @@ from headrace.services.namespace.connect import Connection
 from headrace.services.namespace.lookup import namespaces_in
 from headrace.services.operate.prune.needs import (
     ENDED_S,
+    Kind,
     Namespace,
     OwnerNeeds,
     Prunable,
@@ -85,7 +88,7 @@ class Pruner:
         staying = [space for space in spaces if space.name not in forget]
         for space in staying:
             # An ended run does not need its checkpoints.
-            checkpoints = {} if space.ended(now_s) else self._checkpoints(space)
+            checkpoints = {} if space.ended(now_s) else self._checkpoints(space, cluster)
             if Topics(space.name, (), 1).name(POLICIES) in existing:  # ACLs may hide it.
                 models = await asyncio.to_thread(blobs_of, space.models(), self.blobs)
                 referred = {blob.sha256.hex() for blob in models}
@@ -97,10 +100,11 @@ class Pruner:
         items = list(prunable_blobs(stored, markers, claims, artifacts, now_s))
         for space in spaces:
             if space.name in forget:
-                items += self._whole(space, existing)
+                items += self._whole(space, existing, cluster)
             elif space.ended(now_s):
-                items += self._folder(space, "checkpoints", "its run has ended and can't continue")
-        return items
+                folder = self.cluster.cluster_folder(space.name, cluster) / "checkpoints"
+                items += _folder("checkpoints", folder, "its run has ended and can't continue")
+        return [*items, *self._of_other_clusters(forget)]
 
     async def carry_out(self, items: Sequence[Prunable]) -> list[Prunable]:
         """Removes these items and returns those that are gone.
@@ -190,25 +194,41 @@ class Pruner:
                 with suppress(DecodeError):  # Consumers report it as a dead letter.
                     yield await logs[record.partition].decode(record)
 
-    def _checkpoints(self, namespace: Namespace) -> dict[str, list[int]]:
-        folder = self.cluster.folder(namespace.name) / "checkpoints"
+    def _checkpoints(self, namespace: Namespace, cluster: str) -> dict[str, list[int]]:
+        folder = self.cluster.cluster_folder(namespace.name, cluster) / "checkpoints"
         policies = {one.policy for one in namespace.publications}
         return {policy: Checkpoints(folder / policy, 1).versions() for policy in policies}
 
-    def _whole(self, namespace: Namespace, existing: Mapping[str, int]) -> Iterator[Prunable]:
-        """Yields an ended namespace itself: its folder, then its topics."""
+    def _whole(
+        self, namespace: Namespace, existing: Mapping[str, int], cluster: str
+    ) -> Iterator[Prunable]:
+        """Yields an ended namespace itself: its folder, then its topics.
+
+        If another cluster has a namespace of that name, what it has in the folder stays.
+        """
         why = "--forget names this namespace"
-        yield from self._folder(namespace, "", why)
-        ours = "|".join(topic.name for topic in TOPICS)
-        pattern = re.compile(rf"{re.escape(namespace.name)}\.({ours})(\.[a-z0-9_-]+)?\.v1")
+        folder = self.cluster.folder(namespace.name)
+        ours = self.cluster.cluster_folder(namespace.name, cluster)
+        shared = any(one != ours for one in folder.glob("cluster-*"))
+        yield from _folder("folder", ours if shared else folder, why)
+        kinds = "|".join(topic.name for topic in TOPICS)
+        pattern = re.compile(rf"{re.escape(namespace.name)}\.({kinds})(\.[a-z0-9_-]+)?\.v1")
         topics = tuple(name for name in existing if pattern.fullmatch(name))
         yield Prunable("topics", f"{namespace.name}.*", 0, why, topics=topics)
 
-    def _folder(self, namespace: Namespace, inside: str, why: str) -> Iterator[Prunable]:
-        path = self.cluster.folder(namespace.name) / inside
-        if path.is_dir():
-            size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-            yield Prunable("checkpoints" if inside else "folder", str(path), size, why, path=path)
+    def _of_other_clusters(self, forget: Collection[str]) -> Iterator[Prunable]:
+        """Yields what this machine has of namespaces of clusters that are gone."""
+        for name in forget:
+            cluster, dot, namespace = name.rpartition(".")
+            if dot:
+                path = self.cluster.cluster_folder(namespace, unquote(cluster))
+                yield from _folder("folder", path, "--forget names this namespace")
+
+
+def _folder(kind: Kind, path: Path, why: str) -> Iterator[Prunable]:
+    if path.is_dir():
+        size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        yield Prunable(kind, str(path), size, why, path=path)
 
 
 _HIDDEN = (

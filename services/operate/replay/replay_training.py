@@ -40,12 +40,13 @@ async def train(
     limit_threads(recipe, "trainer", policy)  # before torch is imported
     trainer = await asyncio.to_thread(import_module, "headrace.trainer.service")
     cluster, stopping = recording.cluster, asyncio.Event()
+    namespace, cluster_id = log.topics.namespace, await log.broker.cluster_id()
     context = ServiceContext(
         log,
         recipe,
-        cluster.open_blobs(owner_name(await log.broker.cluster_id(), log.topics.namespace)),
+        cluster.open_blobs(owner_name(cluster_id, namespace)),
         f"replay-{socket.gethostname()}-{os.getpid()}",
-        cluster.folder(log.topics.namespace),
+        cluster.cluster_folder(namespace, cluster_id),
         stopping,
         asyncio.Event(),
     )
@@ -55,9 +56,7 @@ async def train(
         with _set_on_signals(stopping):
             await trainer.run(context, policy, skipped)
         if not following.done():
-            raise Interrupted(
-                f"interrupted: namespace {log.topics.namespace} keeps what was replayed so far"
-            )
+            raise Interrupted(f"interrupted: namespace {namespace} keeps what was replayed so far")
         return following.result()
     finally:
         following.cancel()

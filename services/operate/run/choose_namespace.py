@@ -6,9 +6,8 @@ from collections.abc import Callable
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.namespace.apply import find_run
 from headrace.services.namespace.connect import Connection
-from headrace.services.namespace.lookup import MOST_RUNS, find_namespace, run_names, topics_of
+from headrace.services.namespace.lookup import MOST_RUNS, find_namespace, find_runs, run_names
 from headrace.services.namespace.run_life import RunLife, enter
 from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.watch import read_recent
@@ -33,8 +32,9 @@ async def choose_namespace(
     ends a run of another recipe that has trained nothing.
     """
     first, ended = wanted or recipe.name, 0
+    runs = await find_runs(connection, recipe, first)
     for name in run_names(first):
-        life = await find_run(connection.log(topics_of(recipe, name)))
+        life = runs.get(name)
         if life is None:
             if name != first:
                 say(f"the run of {first} has ended: the new one uses {name}")

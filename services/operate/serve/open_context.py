@@ -35,10 +35,10 @@ async def open_context(
     topics = topics_of(recipe, cluster.namespace)
     await require_topics(connection.broker, topics)
     log = await connection.writing_log(topics)
-    folder = cluster.folder(cluster.namespace)
+    cluster_id = await connection.broker.cluster_id()
+    folder = cluster.cluster_folder(cluster.namespace, cluster_id)
     private_folder(folder)
-    owner = owner_name(await connection.broker.cluster_id(), cluster.namespace)
-    blobs = cluster.open_blobs(owner)
+    blobs = cluster.open_blobs(owner_name(cluster_id, cluster.namespace))
     return ServiceContext(
         log, recipe, blobs, connection.source, folder, stopping, ending, draining=draining
     )

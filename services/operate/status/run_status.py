@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from headrace.schemas.topics import DEAD_LETTERS, OUTCOMES, RESULTS, TASKS
+from headrace.schemas.topics import OUTCOMES, RESULTS, TASKS
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import lags, shared_partitions
 from headrace.services.namespace.run_life import RunLife
+from headrace.services.operate.dead_letters.dead_letters import count_open
 from headrace.services.operate.run.live_view import policy_line, sparkline
 from headrace.services.operate.run.progress import Progress
 from headrace.services.operate.run.watch import read_recent
@@ -59,6 +60,9 @@ class RunStatus:
     lags: dict[str, int]
     """Records that each service has not processed yet."""
     dead_letters: int
+    """Dead letters that were not redriven."""
+    redriven: int
+    """Dead letters that were redriven."""
     workers: list[WorkerRow]
     """The inference workers that have reported in the last seconds."""
     env_workers: list[EnvWorkerRow]
@@ -79,7 +83,8 @@ class RunStatus:
             f"  episodes      ended {self.episodes:,}   failed {self.failures:,}"
             + (f" of the last {self.failures_of:,}" if self.failures_of < self.episodes else ""),
             "  lag           " + "   ".join(f"{name} {lag:,}" for name, lag in self.lags.items()),
-            f"  dead letters  {self.dead_letters:,}",
+            f"  dead letters  {self.dead_letters:,}"
+            + (f"   redriven {self.redriven:,}" if self.redriven else ""),
         ]
         if self.state != "ended":
             lines += worker_lines(self.workers, list(self.versions))
@@ -119,9 +124,8 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
         before[partition.topic] += begin
     tasks, results = log.topics.name(TASKS), log.topics.name(RESULTS)
     workers, env_workers = await read_workers(log)
-    outcomes = log.topics.partitions_of(OUTCOMES)
-    dead_letters = log.topics.partition(DEAD_LETTERS)
-    bounds = await log.broker.ends([*outcomes, dead_letters])
+    outcomes = (await log.broker.ends(log.topics.partitions_of(OUTCOMES))).values()
+    dead_letters, redriven = await count_open(log)
     return RunStatus(
         namespace=log.topics.namespace,
         recipe=recipe.name,
@@ -148,13 +152,14 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
         tasks_started=await _started(log),
         tasks_ended=progress.tasks_ended + before[results],
         # If the earliest results were not read, the episodes are counted by their offsets too.
-        episodes=sum(bounds[one][1] for one in outcomes) if before[results] else progress.episodes,
+        episodes=sum(end for _, end in outcomes) if before[results] else progress.episodes,
         failures=progress.failures,
         failures_of=progress.episodes,
         top_failures=[str(kind) for kind in progress.endings.top()],
         hints=progress.hints(),
         lags=await lags(log.broker, log.topics),
-        dead_letters=bounds[dead_letters][1] - bounds[dead_letters][0],
+        dead_letters=dead_letters,
+        redriven=redriven,
         workers=workers,
         env_workers=env_workers,
     )

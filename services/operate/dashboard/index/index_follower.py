@@ -179,4 +179,5 @@ class IndexFollower:
         if isinstance(found, int):
             count.on_redriven(found)
         else:
-            count.on_dead_letter(found.number, short(found.topic), short(found.reason), found.at)
+            topic, reason = short(found.topic), short(found.reason)
+            count.on_dead_letter(found.number, found.location, topic, reason, found.at)

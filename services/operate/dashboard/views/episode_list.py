@@ -13,6 +13,7 @@ from headrace.services.operate.dashboard.index.index_rows import EpisodeRow, Tas
 from headrace.services.operate.dashboard.index.run_index import RunIndex
 from headrace.services.operate.dashboard.views.cut_texts import Tree
 from headrace.services.operate.dashboard.views.fact_reader import FactReader
+from headrace.services.operate.dashboard.views.kept_list import KeptList
 from headrace.services.operate.dashboard.views.page_of import (
     DEFAULT,
     MOST,
@@ -27,10 +28,6 @@ SEARCHED_AT_ONCE = 24
 SNIPPET = 80
 """Characters around a text that was found."""
 LONGEST_TEXT = 200
-KEPT = 10.0
-"""How long a list is kept, as a multiple of the seconds that it took to make it."""
-PAGE = frozenset({"cursor", "limit", "text"})
-"""Parts of a query that choose a page of a list, or search in it."""
 
 
 class Found(NamedTuple):
@@ -98,33 +95,6 @@ def find_episodes(index: RunIndex, query: Mapping[str, str]) -> list[Found]:
     )
     found = [one for one in episodes if all(test(one) for test in tests)]
     return sorted(found, key=key, reverse=order.startswith("-"))
-
-
-class KeptEpisodes:
-    """Keeps the newest list for `KEPT` times as long as it took to make it.
-
-    Browsers ask every few seconds. With 500,000 episodes a list takes about a second of CPU, in
-    which no other request is answered.
-    """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._index: RunIndex | None = None
-        self._query: Mapping[str, str] = {}
-        self._until = 0.0
-        self._found: Sequence[Found] = ()
-
-    def find(self, index: RunIndex, query: Mapping[str, str]) -> Sequence[Found]:
-        """Returns what `find_episodes` returns, now or a little earlier."""
-        query = {name: value for name, value in query.items() if name not in PAGE}
-        began = self._clock()
-        if self._index is not index or self._query != query or began >= self._until:
-            self._index, self._found = None, ()  # two long lists need not be in memory
-            self._found = find_episodes(index, query)
-            self._index, self._query = index, query
-            ended = self._clock()
-            self._until = ended + KEPT * (ended - began)
-        return self._found
 
 
 def _tests(query: Mapping[str, str]) -> list[Callable[[Found], bool]]:
@@ -199,10 +169,10 @@ def episode_item(found: Found, snippet: str | None = None) -> Tree:
 
 
 async def episodes_tree(
-    index: RunIndex, reader: FactReader, kept: KeptEpisodes, query: Mapping[str, str]
+    index: RunIndex, reader: FactReader, kept: KeptList[Found], query: Mapping[str, str]
 ) -> Tree:
     """Returns one page of the episodes that the filters accept."""
-    found = kept.find(index, query)
+    found = kept.rows(index, query)
     text = query.get("text", "")
     if not text:
         return page_of(found, query, episode_item)

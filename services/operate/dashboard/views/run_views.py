@@ -14,6 +14,7 @@ from headrace.services.operate.dashboard.index.index_rows import DiscardedRow
 from headrace.services.operate.dashboard.index.run_index import RunIndex
 from headrace.services.operate.dashboard.index.version_series import VersionSeries
 from headrace.services.operate.dashboard.views.cut_texts import Tree
+from headrace.services.operate.dashboard.views.kept_list import KeptList
 from headrace.services.operate.dashboard.views.page_of import bounded, page_of, whole_number
 from headrace.services.operate.evaluation import EvaluationResult
 
@@ -210,12 +211,18 @@ def times_tree(follower: IndexFollower, query: Mapping[str, str]) -> Tree:
     }
 
 
-def discarded_tree(index: RunIndex, query: Mapping[str, str]) -> Tree:
+def discarded_rows(index: RunIndex, query: Mapping[str, str]) -> list[DiscardedRow]:
     """Returns what was not trained on, the newest first."""
     policy, reason = query.get("policy") or None, query.get("reason") or None
+    return bounded(index.discarded.rows(policy, reason), MOST_DISCARDED)
+
+
+def discarded_tree(index: RunIndex, kept: KeptList[DiscardedRow], query: Mapping[str, str]) -> Tree:
+    """Returns one page of what was not trained on, and all reasons."""
+    policy = query.get("policy") or None
     reasons = [one for one in index.discarded.reasons() if policy in (None, one["policy"])]
-    rows = bounded(index.discarded.rows(policy, reason), MOST_DISCARDED)
-    return {"reasons": reasons[:1_000], **page_of(rows, query, _discarded_row)}
+    page = page_of(kept.rows(index, query), query, _discarded_row)
+    return {"reasons": reasons[:1_000], **page}
 
 
 def _discarded_row(row: DiscardedRow) -> Tree:

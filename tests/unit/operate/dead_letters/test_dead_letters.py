@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import aclosing
 from dataclasses import replace
@@ -29,6 +30,7 @@ from headrace.services.operate.dead_letters.dead_letters import (
     REDRIVE_OF,
     REDRIVEN,
     DeadLetter,
+    count_open,
     find_dead_letter,
     list_kinds,
     read_dead_letter,
@@ -36,6 +38,7 @@ from headrace.services.operate.dead_letters.dead_letters import (
     refuse_event,
     refuse_topic,
 )
+from headrace.services.operate.doctor.cluster_checks import dead_letters
 from tests.memory.memory_registry import MemoryRegistry
 from tests.unit.operate.show.world import TOPICS as NAMESPACE_TOPICS
 from tests.unit.operate.show.world import World, in_a_world
@@ -111,6 +114,9 @@ def test_a_dead_letter_is_redriven_once_it_decodes_and_only_once() -> None:
         counted = follower.index.dead_letters
         assert [(one.count, one.redriven) for one in counted.kinds()] == [(1, 1)]
         assert counted.waiting == 0
+        assert await count_open(log) == (0, 1)
+        found = await dead_letters(log)
+        assert (found.state, found.text) == ("ok", "none is open, 1 redriven")
 
     in_a_world(test)
 
@@ -122,6 +128,24 @@ def test_a_record_that_two_readers_could_not_decode_is_redriven_once() -> None:
         late.learn()
         assert await outcomes(log, world) == ["", "it was redriven already, as dead letter 0"]
         assert await outcomes(log, world, 1) == ["it was redriven already, as dead letter 0"]
+        assert await count_open(log) == (0, 2)
+
+    in_a_world(test)
+
+
+def test_open_dead_letters_are_counted_without_reading_all() -> None:
+    async def test(world: World) -> None:
+        log, late, _ = await parked(world)
+        await world.log.broker.send(Outgoing(NAMESPACE_TOPICS.name(DEAD_LETTERS), b"", b"garbage"))
+        found = await dead_letters(log)
+        assert (found.state, found.text) == ("warning", "2 open")
+        late.learn()
+        assert await outcomes(log, world, 0) == [""]
+        await asyncio.sleep(0.01)  # the transaction's mark
+        assert await count_open(log) == (1, 1)
+        # Offsets: two dead letters, the record that one was redriven, and the transaction's mark.
+        assert await count_open(log, 3) == (2, 0)
+        assert (await dead_letters(log)).text == "1 open, 1 redriven"
 
     in_a_world(test)
 

@@ -13,6 +13,7 @@ from headrace.errors import BlobError, UsageError
 from headrace.schemas.events import Blob, EpisodeEnded, TaskSubmitted
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.operate.prune.needs import ENDED_S, PUT_S
+from headrace.services.operate.prune.prune_record import recorded_in
 from tests.memory.memory_broker import MemoryBroker
 from tests.unit.operate.prune.shared_cluster import SharedCluster
 from tests.unit.operate.show.world import in_a_world
@@ -128,7 +129,8 @@ def test_an_ended_namespace_is_forgotten_whole(tmp_path: Path) -> None:
         one = await cluster.make("one", b"a", b"b")
         await cluster.make("one-more", b"b")
         await cluster.broker.create_topics({"one.theirs": (1, {})})
-        checkpoint = tmp_path / "one" / "checkpoints" / "default" / "v000000000001"
+        folder = cluster.cluster.cluster_folder("one", "memory")
+        checkpoint = folder / "checkpoints" / "default" / "v000000000001"
         checkpoint.mkdir(parents=True)
         (checkpoint / "state").write_bytes(b"12345")
         pruner = cluster.pruner()
@@ -148,11 +150,35 @@ def test_an_ended_namespace_is_forgotten_whole(tmp_path: Path) -> None:
     in_a_world(test)
 
 
+def test_checkpoints_of_another_cluster_stay_until_it_is_named(tmp_path: Path) -> None:
+    async def test(_: object) -> None:
+        cluster = Cluster(tmp_path)
+        await cluster.make("one", b"a")
+        theirs = LocalBlobStore(tmp_path / "blobs", "old%2Fcluster.one").put(b"theirs")
+        folders = [
+            cluster.cluster.cluster_folder("one", name) for name in ("memory", "old/cluster")
+        ]
+        for folder in folders:
+            (folder / "checkpoints").mkdir(parents=True)
+        pruner = cluster.pruner()
+        plan = await pruner.plan(1, False, ())
+        assert [item.path for item in plan] == [folders[0] / "checkpoints"]
+        topics = await cluster.broker.list_topics()
+        assert recorded_in(plan, "memory", topics, newest="") == ["one"]
+        await pruner.carry_out(await pruner.plan(1, False, ("one",)))
+        assert [folder.exists() for folder in folders] == [False, True]
+        await pruner.carry_out(await pruner.plan(1, False, ("old%2Fcluster.one",)))
+        assert not folders[1].exists()
+        assert not cluster.blobs.holds(theirs)
+
+    in_a_world(test)
+
+
 def test_what_runs_or_is_not_there_is_not_forgotten(tmp_path: Path) -> None:
     async def test(_: object) -> None:
         cluster = Cluster(tmp_path)
         blobs = await cluster.make("runs", b"a", b"b", ended=False)
-        (tmp_path / "runs" / "checkpoints").mkdir(parents=True)
+        (tmp_path / "runs" / "cluster-memory" / "checkpoints").mkdir(parents=True)
         pruner = cluster.pruner()
         with pytest.raises(UsageError, match="runs: its run is started"):
             await pruner.plan(1, False, ("runs",))

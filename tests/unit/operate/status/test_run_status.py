@@ -12,8 +12,10 @@ from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import DEAD_LETTERS
 from headrace.services.kafka.broker import Outgoing
+from headrace.services.log.dead_letter import WHY
 from headrace.services.namespace.apply import commit_first_offsets
 from headrace.services.namespace.run_life import RunLife
+from headrace.services.operate.dead_letters.dead_letters import REDRIVEN
 from headrace.services.operate.status.run_status import run_status_of
 from tests.unit.operate.run.test_training_health import SANE
 from tests.unit.operate.show.world import TOPICS, World, in_a_world
@@ -34,7 +36,9 @@ async def a_run(world: World) -> None:
         tasks = [await world.run_task(f"{version}-{n}") for n in range(2)]
         await world.publish(version, await world.batch(version, tasks, tasks[-1] + 1))
     await world.submit("waits")
-    await world.log.broker.send(Outgoing(TOPICS.name(DEAD_LETTERS), b"", b"garbage"))
+    for headers in ([], [(f"{WHY}offset", b"1")], [(REDRIVEN, b"0")]):
+        letter = Outgoing(TOPICS.name(DEAD_LETTERS), b"", b"garbage", headers)
+        await world.log.broker.send(letter)
     await asyncio.sleep(0.01)  # the last transaction's mark
 
 
@@ -47,7 +51,8 @@ def test_the_status_is_the_same_however_little_is_read(recent: int) -> None:
         counts = (status.tasks_submitted, status.tasks_started, status.tasks_ended)
         assert (*counts, status.episodes, status.failures) == (7, 0, 6, 12, 0)
         assert status.failures_of <= 12
-        assert status.dead_letters == 1
+        assert (status.dead_letters, status.redriven) == (1, 1)
+        assert "  dead letters  1   redriven 1" in status.lines()
         partitions = [at for one in TOPICS for at in one.all_partitions()]
         before = await world.log.broker.ends(partitions)
         await run_status_of(world.log, LIFE, recent)
