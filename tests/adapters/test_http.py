@@ -228,6 +228,50 @@ def test_a_server_that_stays_busy_is_given_up() -> None:
     assert 3 <= len(requests) <= 8
 
 
+@pytest.mark.parametrize(("after", "few"), [(b"1", True), (b"3600", True), (b"never", False)])
+def test_a_busy_server_is_left_alone_for_as_long_as_it_says(after: bytes, few: bool) -> None:
+    busy = lambda _: reply(b"", 503, b"Retry-After: " + after + b"\r\n")  # noqa: E731
+    _, requests = fails(busy, InfrastructureError, "server_busy", timeout_s=1.1)
+    assert (len(requests) == 2) == few
+
+
+def test_a_busy_server_is_not_taken_for_a_step_that_hangs(tmp_path: Path) -> None:
+    """That would count against the policy, if the recipe says so."""
+
+    async def main() -> None:
+        respond = lambda body: reply(b'{"text": ""}') if b"task" in body else reply(b"", 503)  # noqa: E731
+        async with answering(respond) as (url, _):
+            stage = Stage(recipe("http", {"url": url}, step_s=1.0), tmp_path)
+            async with stage.played():
+                await stage.reset()
+                failure = (await stage.step("go")).failure
+                assert failure is not None
+                assert (failure.origin, failure.code) == ("infrastructure", "server_busy")
+                assert "answered 503" in failure.message
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_call_has_the_time_that_the_recipe_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import aiohttp.client
+
+    monkeypatch.setattr(aiohttp.client, "DEFAULT_TIMEOUT", aiohttp.ClientTimeout(total=0.2))
+
+    async def main() -> None:
+        async def slowly() -> bytes:
+            await asyncio.sleep(1.0)
+            return reply(b'{"text": "ok"}')
+
+        async with answering(lambda _: slowly()) as (url, requests):
+            environment = HttpEnvironment(url)
+            environment.set_name("n")
+            assert (await environment.reset(view())).text == "ok"
+            await environment.release()
+            assert len(requests) == 1
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_a_redirect_is_not_followed() -> None:
     location = b"Location: http://127.0.0.1:1/\r\n"
     fails(lambda _: reply(b"", 302, location), UsageError, "answered 302")
