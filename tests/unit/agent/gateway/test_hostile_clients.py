@@ -129,6 +129,21 @@ def test_a_refused_body_takes_no_memory_until_the_garbage_collector_runs(body: b
     against(harm)
 
 
+@pytest.mark.parametrize("asked", [{"model": "\1" * 500_000}, {"x" * 3_000_000: 1}])
+def test_a_refusal_repeats_little_of_the_request(asked: dict[str, Any]) -> None:
+    """Otherwise a client that does not read it keeps several MiB in memory."""
+
+    async def harm(_: GatewayServer, url: str, keys: Keys) -> None:
+        body = json.dumps({**HELLO, **asked}).encode()
+        reader, writer = await begin(url, keys.chat, len(body), body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        assert head[9:10] == b"4"
+        assert int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]) < 20_000
+
+    against(harm)
+
+
 def test_a_compressed_body_is_not_decompressed() -> None:
     bomb = gzip.compress(bytes(64 << 20))
 
