@@ -92,12 +92,12 @@ class Environment(Protocol):
 
 
 class AskingAgain(ABC):
-    """The base of environments that ask a server again while it has no room."""
+    """The base of environments that ask a server again while it has no room or is not there."""
 
     @property
     @abstractmethod
     def busy(self) -> InfrastructureError | None:
-        """Why the last call did not get an answer, if the server had no room.
+        """Why the last call did not get an answer, if it was asked again.
 
         If `step_s` ends such a call, this is its failure: the policy did nothing that hangs.
         """

@@ -40,11 +40,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 
 
 class Busy(InfrastructureError):
-    """The server has no room now."""
+    """The server has no room now, or is not there."""
 
-    def __init__(self, message: str, after_s: float = 0.0) -> None:
+    def __init__(self, message: str, after_s: float = 0.0, code: str = "server_busy") -> None:
         """`after_s` is how many seconds it wants to be left alone."""
-        super().__init__("server_busy", message)
+        super().__init__(code, message)
         self.after_s = after_s
 
 
@@ -55,7 +55,7 @@ class Room:
         """A busy server is asked for so many seconds."""
         self._timeout_s = timeout_s
         self.busy: Busy | None = None
-        """What the server said last, if the last call got nothing else."""
+        """Why it was asked again, if it was, and has not answered since."""
 
     async def until_free(self, call: Callable[[], Awaitable[T]]) -> T:
         """Call until the server has room. Raises the last Busy if it has none in time."""
@@ -110,8 +110,8 @@ class HttpEnvironment(AskingAgain):
         Options:
             url: The server's address, such as `http://127.0.0.1:8000`.
             options: The server gets them with each reset.
-            timeout_s: Seconds in which a call must be answered, and for which a busy server is
-                asked again.
+            timeout_s: Seconds in which a call must be answered, and for which a server that is busy
+                or not there is asked again.
             answer_kb: Maximum size of an answer.
             idle_s: Seconds without a call after which the server may forget an episode.
             token: A bearer token that is sent with each call, as a reference to a secret. Absent:
@@ -135,7 +135,7 @@ class HttpEnvironment(AskingAgain):
 
     @property
     def busy(self) -> InfrastructureError | None:
-        """The server's answer to the last call, if it had no room."""
+        """Why the last call did not get an answer, if it was asked again."""
         return self._room.busy
 
     def set_name(self, name: str) -> None:
@@ -259,7 +259,8 @@ async def answering_within(timeout_s: float, server: str) -> AsyncIterator[None]
 async def retried(url: str, call: Callable[[], Awaitable[T]]) -> T:
     """Call until the connection holds, three times at most.
 
-    Raises InfrastructureError `server_unreachable`, or UsageError if `url` is not a URL.
+    Raises Busy if nothing listens there, InfrastructureError `server_unreachable` if the connection
+    is lost each time, or UsageError if `url` is not a URL.
     """
     aiohttp = import_aiohttp("http")
     for pause_s in (*PAUSES_S, None):
@@ -268,8 +269,10 @@ async def retried(url: str, call: Callable[[], Awaitable[T]]) -> T:
         except aiohttp.InvalidURL as error:
             raise UsageError(f"{url!r} is not a URL; correct the environment's `url`") from error
         except (aiohttp.ClientError, OSError) as error:
+            message = f"{url}: {type(error).__name__}: {error}"
+            if isinstance(error, aiohttp.ClientConnectorError):  # maybe it restarts
+                raise Busy(message, code="server_unreachable") from error
             if pause_s is None:
-                message = f"{url}: {type(error).__name__}: {error}"
                 raise InfrastructureError("server_unreachable", message) from error
         await asyncio.sleep(pause_s)
     raise AssertionError("the last try returns or raises")

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -45,7 +46,7 @@ def play(environment: HttpEnvironment, actions: list[str], name: str = "n.1.0.1"
 
 
 @asynccontextmanager
-async def answering(respond: Respond) -> AsyncIterator[tuple[str, list[bytes]]]:
+async def answering(respond: Respond, port: int = 0) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A server that answers every request by raw bytes: its address, and the requests."""
     requests: list[bytes] = []
 
@@ -62,7 +63,7 @@ async def answering(respond: Respond) -> AsyncIterator[tuple[str, list[bytes]]]:
         finally:
             writer.close()
 
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    listening = await asyncio.start_server(serve, "127.0.0.1", port)
     port = listening.sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}", requests
@@ -106,7 +107,8 @@ def test_an_episode_in_another_language(language: str) -> None:
 def test_another_worker_goes_on_with_the_episode(language: str, tmp_path: Path) -> None:
     async def main() -> None:
         with server(SERVERS[language]) as (url, pid):
-            async with Stage(recipe("http", {"url": url}), tmp_path).played() as stage:
+            options = {"url": url, "timeout_s": 2.0}
+            async with Stage(recipe("http", options), tmp_path).played() as stage:
                 assert (await stage.reset()).text == "1 to 10?"
                 assert (await stage.step("99")).text == "no"
                 await stage.stop()
@@ -218,6 +220,23 @@ def test_a_busy_server_is_asked_until_it_has_room(status: int) -> None:
             await environment.step("go")
             await environment.release()
             assert [json.loads(each)["index"] for each in requests] == [0, 0, 1, 1, 1]
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_server_that_restarts_is_waited_for() -> None:
+    async def main() -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        environment = HttpEnvironment(f"http://127.0.0.1:{port}")
+        environment.set_name("n")
+        resetting = asyncio.create_task(environment.reset(view()))
+        await asyncio.sleep(1.0)
+        assert not resetting.done()
+        async with answering(lambda _: reply(b'{"text": "ok"}'), port):
+            assert (await resetting).text == "ok"
+            await environment.release()
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

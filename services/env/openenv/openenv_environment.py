@@ -73,7 +73,8 @@ class OpenEnvEnvironment(AskingAgain):
             render: The field of an observation that is its text, or several fields. Empty: the text
                 is the whole observation as JSON.
             reset: Arguments of every reset. The task's payload overrides them.
-            timeout_s: Seconds that a call may take. A full server is asked as long again.
+            timeout_s: Seconds that a call may take. A server that is full or not there is asked as
+                long again.
             answer_kb: Maximum size of a message.
             token: As for `http`.
             replayable: Whether the same actions always give the same answers.
@@ -101,7 +102,7 @@ class OpenEnvEnvironment(AskingAgain):
 
     @property
     def busy(self) -> InfrastructureError | None:
-        """What the server said to the last request for a session, if it had no room."""
+        """Why there was no session, if the server was asked again."""
         return self._session.room.busy
 
     def set_name(self, name: str) -> None:

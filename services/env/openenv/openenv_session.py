@@ -37,7 +37,7 @@ class OpenEnvSession:
     ) -> None:
         """A call may take `timeout_s` seconds, and its answer may have `most_bytes` bytes.
 
-        A full server is asked for a session for another `timeout_s` seconds.
+        A server that is full or not there is asked for a session for another `timeout_s` seconds.
         """
         self._aiohttp = import_aiohttp("openenv")
         self._url = url
@@ -57,7 +57,7 @@ class OpenEnvSession:
         return self._next is not None and not self._next.done()
 
     async def begin(self, kind: str, data: Mapping[str, Any]) -> Step:
-        """Connect and send the first message. A full server is asked until it has room."""
+        """Connect and send the first message. A server without room, or none, is asked again."""
 
         async def asked() -> Step:
             await self.close()
