@@ -271,6 +271,20 @@ def test_a_busy_server_is_not_taken_for_a_step_that_hangs(tmp_path: Path) -> Non
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.parametrize("use", ["http", "openenv"])
+def test_a_server_that_is_not_there_is_not_taken_for_a_reset_that_hangs(
+    use: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        stage = Stage(recipe(use, {"url": "http://127.0.0.1:1"}, step_s=1.0), tmp_path)
+        async with stage.played():
+            failure = (await stage.reset()).failure
+            assert failure is not None
+            assert (failure.origin, failure.code) == ("infrastructure", "server_unreachable")
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_a_call_has_the_time_that_the_recipe_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
     import aiohttp.client
 
