@@ -27,6 +27,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import RESULTS
 from headrace.services.kafka.broker import Partition
 from headrace.services.log.event_log import Delivery, EventLog
+from headrace.services.log.kept_records import KeptRecords
 from headrace.services.log.log_reader import CaughtUp, Start, follow_events
 from headrace.services.log.request_signatures import RequestSigner
 from headrace.services.log.unpacked import Texts
@@ -218,11 +219,14 @@ class AsyncClient:
         no trajectory. Raises RecordsLost if a trajectory was deleted by retention. With
         `skip_lost`, it leaves such ones out, and logs how many.
         """
-        lost = 0
+        lost, records = 0, KeptRecords(self._connected().log.broker)
         try:
             async with aclosing(self.results(tasks, follow=follow, timeout_s=timeout_s)) as results:
                 async for ended in results:
                     refs = [one.trajectory for one in ended.outcomes if one.trajectory is not None]
+                    if skip_lost:  # to look for each that is gone would take milliseconds
+                        kept = await records.kept(refs)
+                        refs, lost = kept, lost + len(refs) - len(kept)
                     for first in range(0, len(refs), FETCHED_AT_ONCE):
                         some = refs[first : first + FETCHED_AT_ONCE]
                         found = await self._fetch(some, skip_lost=skip_lost)

@@ -15,7 +15,7 @@ asynchronous iterators. Reading leaves no trace in the namespace: no consumer gr
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
@@ -43,11 +43,11 @@ def _waiting(
 
 def _iterating(
     method: Callable[Concatenate[AsyncClient, P], AsyncGenerator[T, None]],
-) -> Callable[Concatenate[Client, P], Iterator[T]]:
+) -> Callable[Concatenate[Client, P], Generator[T, None, None]]:
     """The same method for `Client`: it yields what the asynchronous generator yields."""
 
     @wraps(method)
-    def iterate(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+    def iterate(client: Client, /, *args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
         items = method(client._async, *args, **kwargs)
         try:
             while (item := client._wait(anext(items, None))) is not None:

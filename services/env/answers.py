@@ -20,7 +20,13 @@ from headrace.errors import (
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.texts import encodable, message_of
-from headrace.services.base.types import ENVIRONMENT_ERROR, Observation, check_names
+from headrace.services.base.types import (
+    ENVIRONMENT_ERROR,
+    STEP_TIMEOUT,
+    Observation,
+    check_names,
+)
+from headrace.services.env.environment import AskingAgain
 from headrace.services.tasks.artifact_store import Stored
 
 logger = logging.getLogger(__name__)
@@ -175,6 +181,13 @@ def _failure_said(error: HeadraceError) -> Failure | None:
 def _environment(code: str, message: str) -> Failure:
     message = REDACTOR.text(message, 1000)
     return Failure(origin="environment", code=code, message=message, retryable=True)
+
+
+def too_late(call: str, step_s: float | None, environment: object) -> HeadraceError:
+    """Make the exception for a call that `step_s` has ended. A busy server is to blame itself."""
+    if isinstance(environment, AskingAgain) and environment.busy is not None:
+        return environment.busy
+    return EnvironmentFailed(STEP_TIMEOUT, f"{call} took longer than step_s, {step_s:g} s")
 
 
 def infrastructure(code: str, message: str, *, retryable: bool = True) -> Failure:

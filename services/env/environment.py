@@ -38,10 +38,12 @@ the policy did wrong is not an error: return an `Observation` that says so.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from headrace.errors import InfrastructureError
 from headrace.services.base.types import Observation, TaskView
 
 
@@ -86,6 +88,18 @@ class Environment(Protocol):
         """Release everything that the environment holds. It has 2 seconds.
 
         It may be called before `reset`, and after a call that failed or was cancelled.
+        """
+
+
+class AskingAgain(ABC):
+    """The base of environments that ask a server again while it has no room or is not there."""
+
+    @property
+    @abstractmethod
+    def busy(self) -> InfrastructureError | None:
+        """Why the last call did not get an answer, if it was asked again.
+
+        If `step_s` ends such a call, this is its failure: the policy did nothing that hangs.
         """
 
 

@@ -14,21 +14,16 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    nullcontext,
-)
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
-from headrace.errors import EnvironmentFailed, InfrastructureError
+from headrace.errors import HeadraceError, InfrastructureError
 from headrace.schemas.events import ActionRequested, Failure, ObservationRecorded
 from headrace.services.base.clock import now
 from headrace.services.base.concurrency import is_failure
 from headrace.services.base.shown import shown
-from headrace.services.base.types import STEP_TIMEOUT, Observation, TaskView
+from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.answers import (
     Answer,
     answer_to,
@@ -36,6 +31,7 @@ from headrace.services.env.answers import (
     failed,
     failure_of,
     infrastructure,
+    too_late,
 )
 from headrace.services.env.environment import Claim, Environment, Judge, Resumable
 from headrace.services.env.environment_files import collected, files_of, require_files, store_files
@@ -220,7 +216,8 @@ class Handle:
         except BaseException as error:  # as in _act: it may run an environment's own code
             if not is_failure(error, self.task):
                 raise
-            self._broken = failure_of(self._late("resume") if bound.expired() else error)
+            late = bound.expired()
+            self._broken = failure_of(self._late("resume", environment) if late else error)
 
     async def _perform(self, environment: Environment | None, action: ActionRequested) -> None:
         """Answer one action. A repeated action gets the last answer again."""
@@ -262,7 +259,7 @@ class Handle:
             async with bound:
                 observation = await self._observe(environment, action)
             if bound.expired():  # Its code caught the cancellation.
-                raise self._late(action.kind)
+                raise self._late(action.kind, environment)
             run_ms = int((now() - began) * 1000)
             # The time that storing takes is not the environment's.
             stored = await store_files(self._setup, action, observation, self._sizes)
@@ -278,7 +275,8 @@ class Handle:
         except BaseException as error:  # an environment's own code: typed and retried
             if not is_failure(error, self.task):
                 raise
-            self._broken = failure_of(self._late(action.kind) if bound.expired() else error)
+            late = bound.expired()
+            self._broken = failure_of(self._late(action.kind, environment) if late else error)
             return failed(action, self._instance, self._broken, self._claim.partition)
         finally:
             self._setup.slots.run_s.add(now() - began)
@@ -292,9 +290,8 @@ class Handle:
         view = _view(action, self._setup.options)
         return await environment.reset(replace(view, artifacts=files_of(self._setup, action)))
 
-    def _late(self, call: str) -> EnvironmentFailed:
-        message = f"{call} took longer than step_s, {self._step_s:g} s"
-        return EnvironmentFailed(STEP_TIMEOUT, message)
+    def _late(self, call: str, environment: object) -> HeadraceError:
+        return too_late(call, self._step_s, environment)
 
 
 def _diverged(index: int) -> Failure:

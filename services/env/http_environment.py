@@ -20,6 +20,7 @@ from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.schemas.problems import problems_of
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.types import Observation, TaskView
+from headrace.services.env.environment import AskingAgain
 from headrace.services.env.optional_imports import importing
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,41 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 
 
 class Busy(InfrastructureError):
-    """The server has no room now."""
+    """The server has no room now, or is not there."""
+
+    def __init__(self, message: str, after_s: float = 0.0, code: str = "server_busy") -> None:
+        """`after_s` is how many seconds it wants to be left alone."""
+        super().__init__(code, message)
+        self.after_s = after_s
+
+
+class Room:
+    """Asks a server until it has room."""
+
+    def __init__(self, timeout_s: float) -> None:
+        """A busy server is asked for so many seconds."""
+        self._timeout_s = timeout_s
+        self.busy: Busy | None = None
+        """Why it was asked again, if it was, and has not answered since."""
+
+    async def until_free(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Call until the server has room. Raises the last Busy if it has none in time."""
+        loop = asyncio.get_running_loop()
+        until, pause_s, self.busy = loop.time() + self._timeout_s, FIRST_PAUSE_S, None
+        while True:
+            try:
+                answer = await call()
+            except Busy as busy:
+                self.busy, after_s, left_s = busy, busy.after_s, until - loop.time()
+                if left_s < pause_s:
+                    raise
+            else:
+                self.busy = None
+                return answer
+            # Not all episodes ask at the same time, and each asks once more at the end.
+            wait_s = max(pause_s * uniform(0.5, 1.0), after_s * uniform(1.0, 1.5))
+            await asyncio.sleep(min(wait_s, left_s))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 class Answer(BaseModel):
@@ -55,7 +90,7 @@ class Answer(BaseModel):
     truncated: bool = False
 
 
-class HttpEnvironment:
+class HttpEnvironment(AskingAgain):
     """An episode that an HTTP server keeps under its name. It is Resumable."""
 
     replayable = False
@@ -75,8 +110,8 @@ class HttpEnvironment:
         Options:
             url: The server's address, such as `http://127.0.0.1:8000`.
             options: The server gets them with each reset.
-            timeout_s: Seconds in which a call must be answered, and for which a busy server is
-                asked again.
+            timeout_s: Seconds in which a call must be answered, and for which a server that is busy
+                or not there is asked again.
             answer_kb: Maximum size of an answer.
             idle_s: Seconds without a call after which the server may forget an episode.
             token: A bearer token that is sent with each call, as a reference to a secret. Absent:
@@ -88,6 +123,7 @@ class HttpEnvironment:
             raise UsageError(f"url {url!r}: give the server's address, as http://127.0.0.1:8000")
         self._options = dict(options or {})
         self._timeout_s = timeout_s
+        self._room = Room(timeout_s)
         self._most_bytes = answer_kb * 1024
         self._idle_s = idle_s
         self._headers = {"Accept-Encoding": "identity", **authorization(token)}
@@ -96,6 +132,11 @@ class HttpEnvironment:
         """Name of the episode that the server keeps for this environment, as far as we know."""
         self._index = 0
         self._session: Any = None
+
+    @property
+    def busy(self) -> InfrastructureError | None:
+        """Why the last call did not get an answer, if it was asked again."""
+        return self._room.busy
 
     def set_name(self, name: str) -> None:
         """Take the attempt's name, which names the episode at the server."""
@@ -158,7 +199,7 @@ class HttpEnvironment:
             async with answering_within(self._timeout_s, url):
                 return await retried(url, lambda: self._try(url, body))
 
-        return await until_free(asked, self._timeout_s)
+        return await self._room.until_free(asked)
 
     async def _try(self, url: str, body: Mapping[str, Any]) -> bytes:
         if self._session is None:
@@ -166,6 +207,7 @@ class HttpEnvironment:
             self._session = self._aiohttp.ClientSession(
                 connector=self._aiohttp.TCPConnector(limit=1),
                 headers=self._headers,
+                timeout=self._aiohttp.ClientTimeout(total=None),  # its own limit is 300 s
                 auto_decompress=False,
             )
         async with self._session.post(url, json=body, allow_redirects=False) as response:
@@ -178,7 +220,7 @@ class HttpEnvironment:
                     raise EnvironmentFailed("answer_too_large", f"{message}; raise answer_kb")
             content = b"".join(chunks)
             if response.status != 200:
-                raise refusal(response.status, content, url)
+                raise refusal(response.status, response.headers, content, url)
             return content
 
 
@@ -188,7 +230,7 @@ def bad_answer(error: ValidationError, url: str) -> EnvironmentFailed:
     return EnvironmentFailed("bad_answer", f"the answer of {url} is not an observation: {problem}")
 
 
-def refusal(status: int, content: bytes, url: str) -> Exception:
+def refusal(status: int, headers: Mapping[str, str] | None, content: bytes, url: str) -> Exception:
     """Make the exception for a server's answer with a status other than 200."""
     # A server may repeat the token, and half a token would not be recognized as a secret.
     text = REDACTOR.text(content.decode(errors="replace").strip(), 500)
@@ -196,7 +238,8 @@ def refusal(status: int, content: bytes, url: str) -> Exception:
     if status in LOST:
         return InfrastructureError("sandbox_lost", message)
     if status in BUSY:
-        return Busy("server_busy", message)
+        after = (headers or {}).get("Retry-After", "")  # it may also be a date
+        return Busy(message, float(after) if after.isascii() and after.isdecimal() else 0.0)
     if status >= 500:
         return EnvironmentFailed("server_error", message)
     return UsageError(f"{message}. Check the environment's url and options in the recipe")
@@ -216,7 +259,8 @@ async def answering_within(timeout_s: float, server: str) -> AsyncIterator[None]
 async def retried(url: str, call: Callable[[], Awaitable[T]]) -> T:
     """Call until the connection holds, three times at most.
 
-    Raises InfrastructureError `server_unreachable`, or UsageError if `url` is not a URL.
+    Raises Busy if nothing listens there, InfrastructureError `server_unreachable` if the connection
+    is lost each time, or UsageError if `url` is not a URL.
     """
     aiohttp = import_aiohttp("http")
     for pause_s in (*PAUSES_S, None):
@@ -225,25 +269,13 @@ async def retried(url: str, call: Callable[[], Awaitable[T]]) -> T:
         except aiohttp.InvalidURL as error:
             raise UsageError(f"{url!r} is not a URL; correct the environment's `url`") from error
         except (aiohttp.ClientError, OSError) as error:
+            message = f"{url}: {type(error).__name__}: {error}"
+            if isinstance(error, aiohttp.ClientConnectorError):  # maybe it restarts
+                raise Busy(message, code="server_unreachable") from error
             if pause_s is None:
-                message = f"{url}: {type(error).__name__}: {error}"
                 raise InfrastructureError("server_unreachable", message) from error
         await asyncio.sleep(pause_s)
     raise AssertionError("the last try returns or raises")
-
-
-async def until_free(call: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-    """Call until the server has room. Raises the last Busy if it has none for so many seconds."""
-    loop = asyncio.get_running_loop()
-    until, pause_s = loop.time() + timeout_s, FIRST_PAUSE_S
-    while True:
-        try:
-            return await call()
-        except Busy:
-            if loop.time() + pause_s > until:
-                raise
-        await asyncio.sleep(pause_s * uniform(0.5, 1.0))  # not all episodes at the same time
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
 
 def authorization(token: str | None) -> dict[str, str]:

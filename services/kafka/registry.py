@@ -38,7 +38,8 @@ _MAX_ID = 2**31
 _NOT_JSON = (SchemaRegistryError.UNKNOWN, None)
 """Error codes of an answer that did not come from a registry. Most likely the URL is wrong."""
 _CHECK_PATH = "Check the path of the URL; Apicurio's is /apis/ccompat/v7"
-_PASSWORD = re.compile(r"//[^/,]*@")
+_PASSWORD = re.compile(r"//(?:(?!https?://).)*@")
+"""It may have characters that no URL can have there, in a URL that is refused."""
 
 T = TypeVar("T")
 
@@ -69,6 +70,9 @@ class Registry(SchemaRegistry):
                 f"{', '.join(SETTINGS)}, each after schema.registry."
             )
         try:
+            for one in map(httpx.URL, url.split(",")):
+                if b"@" in one.raw_path or "@" in one.fragment:
+                    raise ValueError("a part of the password is not where a password is")
             self._client = SchemaRegistryClient(
                 settings
                 | {
@@ -87,7 +91,8 @@ class Registry(SchemaRegistry):
             ) from error
         except (ValueError, TypeError, httpx.InvalidURL) as error:
             raise UsageError(
-                f"{self._url!r} is not the URL of a schema registry. Write it like http://host:8081"
+                f"{self._url!r} is not the URL of a schema registry. Write it like http://host:8081,"
+                " and special characters of a password like in %2F for /"
             ) from error
         self.known: dict[str, int] = dict(known or {})
         """Ids that the registry has assigned, by a digest of the subject and the schema. They never

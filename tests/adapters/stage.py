@@ -38,12 +38,12 @@ def view(seed: int = 0, payload: Mapping[str, Any] | None = None, sample: int = 
     return TaskView(number=0, sample=sample, payload=payload or {}, options={}, seed=seed)
 
 
-def recipe(use: str, options: Mapping[str, Any]) -> Recipe:
-    """A recipe of one environment."""
+def recipe(use: str, options: Mapping[str, Any], **more: Any) -> Recipe:
+    """A recipe of one environment. `more` are further keys of it."""
     tree = {
         "name": "stage",
         "partitions": 1,
-        "environments": {"default": {"use": use, "options": options}},
+        "environments": {"default": {"use": use, "options": options, **more}},
         "policies": {"default": {"model": "tiny-llama", "training": False}},
     }
     return parse_recipe(tree, "the stage")

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -45,7 +46,7 @@ def play(environment: HttpEnvironment, actions: list[str], name: str = "n.1.0.1"
 
 
 @asynccontextmanager
-async def answering(respond: Respond) -> AsyncIterator[tuple[str, list[bytes]]]:
+async def answering(respond: Respond, port: int = 0) -> AsyncIterator[tuple[str, list[bytes]]]:
     """A server that answers every request by raw bytes: its address, and the requests."""
     requests: list[bytes] = []
 
@@ -62,7 +63,7 @@ async def answering(respond: Respond) -> AsyncIterator[tuple[str, list[bytes]]]:
         finally:
             writer.close()
 
-    listening = await asyncio.start_server(serve, "127.0.0.1", 0)
+    listening = await asyncio.start_server(serve, "127.0.0.1", port)
     port = listening.sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}", requests
@@ -106,7 +107,8 @@ def test_an_episode_in_another_language(language: str) -> None:
 def test_another_worker_goes_on_with_the_episode(language: str, tmp_path: Path) -> None:
     async def main() -> None:
         with server(SERVERS[language]) as (url, pid):
-            async with Stage(recipe("http", {"url": url}), tmp_path).played() as stage:
+            options = {"url": url, "timeout_s": 2.0}
+            async with Stage(recipe("http", options), tmp_path).played() as stage:
                 assert (await stage.reset()).text == "1 to 10?"
                 assert (await stage.step("99")).text == "no"
                 await stage.stop()
@@ -222,10 +224,85 @@ def test_a_busy_server_is_asked_until_it_has_room(status: int) -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+def test_a_server_that_restarts_is_waited_for() -> None:
+    async def main() -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        environment = HttpEnvironment(f"http://127.0.0.1:{port}")
+        environment.set_name("n")
+        resetting = asyncio.create_task(environment.reset(view()))
+        await asyncio.sleep(1.0)
+        assert not resetting.done()
+        async with answering(lambda _: reply(b'{"text": "ok"}'), port):
+            assert (await resetting).text == "ok"
+            await environment.release()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
 def test_a_server_that_stays_busy_is_given_up() -> None:
     busy = lambda _: reply(b"why", 429)  # noqa: E731
     _, requests = fails(busy, InfrastructureError, "server_busy: .*429: why", timeout_s=2.0)
     assert 3 <= len(requests) <= 8
+
+
+@pytest.mark.parametrize(("after", "few"), [(b"1", True), (b"3600", True), (b"never", False)])
+def test_a_busy_server_is_left_alone_for_as_long_as_it_says(after: bytes, few: bool) -> None:
+    busy = lambda _: reply(b"", 503, b"Retry-After: " + after + b"\r\n")  # noqa: E731
+    _, requests = fails(busy, InfrastructureError, "server_busy", timeout_s=1.1)
+    assert (len(requests) == 2) == few
+
+
+def test_a_busy_server_is_not_taken_for_a_step_that_hangs(tmp_path: Path) -> None:
+    """That would count against the policy, if the recipe says so."""
+
+    async def main() -> None:
+        respond = lambda body: reply(b'{"text": ""}') if b"task" in body else reply(b"", 503)  # noqa: E731
+        async with answering(respond) as (url, _):
+            stage = Stage(recipe("http", {"url": url}, step_s=1.0), tmp_path)
+            async with stage.played():
+                await stage.reset()
+                failure = (await stage.step("go")).failure
+                assert failure is not None
+                assert (failure.origin, failure.code) == ("infrastructure", "server_busy")
+                assert "answered 503" in failure.message
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+@pytest.mark.parametrize("use", ["http", "openenv"])
+def test_a_server_that_is_not_there_is_not_taken_for_a_reset_that_hangs(
+    use: str, tmp_path: Path
+) -> None:
+    async def main() -> None:
+        stage = Stage(recipe(use, {"url": "http://127.0.0.1:1"}, step_s=1.0), tmp_path)
+        async with stage.played():
+            failure = (await stage.reset()).failure
+            assert failure is not None
+            assert (failure.origin, failure.code) == ("infrastructure", "server_unreachable")
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_a_call_has_the_time_that_the_recipe_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import aiohttp.client
+
+    monkeypatch.setattr(aiohttp.client, "DEFAULT_TIMEOUT", aiohttp.ClientTimeout(total=0.2))
+
+    async def main() -> None:
+        async def slowly() -> bytes:
+            await asyncio.sleep(1.0)
+            return reply(b'{"text": "ok"}')
+
+        async with answering(lambda _: slowly()) as (url, requests):
+            environment = HttpEnvironment(url)
+            environment.set_name("n")
+            assert (await environment.reset(view())).text == "ok"
+            await environment.release()
+            assert len(requests) == 1
+
+    asyncio.run(asyncio.wait_for(main(), 60))
 
 
 def test_a_redirect_is_not_followed() -> None:

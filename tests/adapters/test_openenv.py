@@ -156,7 +156,7 @@ def test_a_full_server_is_waited_for_and_a_closed_session_makes_room(urls: str) 
 def test_through_the_worker_until_the_server_dies(command: list[str], tmp_path: Path) -> None:
     async def main() -> None:
         with server(command) as (url, _):
-            options = {"url": f"{url}/guess-alone", **GUESS}
+            options = {"url": f"{url}/guess-alone", "timeout_s": 5.0, **GUESS}
             async with Stage(recipe("openenv", options), tmp_path).played() as stage:
                 assert (await stage.reset()).text == "1 to 3?"
                 await stage.stop()  # its session ends with it: there is room for another

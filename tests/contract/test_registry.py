@@ -232,6 +232,15 @@ def test_a_registry_out_of_reach_is_named_without_its_password() -> None:
         registry.close()
 
 
+@pytest.mark.parametrize("password", ["a@zq", "a/zq", "a,zq", "a?zq", "1#zq", "1/z@zq"])
+def test_no_error_shows_a_password(password: str) -> None:
+    with pytest.raises((UsageError, DependencyError)) as raised:
+        Registry(f"http://me:{password}@127.0.0.1:1,http://me:{password}@127.0.0.1:2").schema(1)
+    assert "zq" not in str(raised.value)
+    assert "http://127.0.0.1:1,http://127.0.0.1:2" in str(raised.value)
+    assert "%2F" in str(raised.value) or "headrace up" in str(raised.value)
+
+
 @pytest.mark.parametrize("path", ["/", "/apis/ccompat/v9", "/apis/registry/v3"])
 def test_a_wrong_path_is_said_to_be_one(registry_url: str, path: str) -> None:
     registry = Registry(registry_url.removesuffix("/apis/ccompat/v7") + path)

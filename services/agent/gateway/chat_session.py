@@ -41,7 +41,7 @@ from headrace.services.base.types import check_names
 _Form = tuple[Mapping[str, Any] | None, tuple[str, str]]
 """A JSON schema that an answer follows, and the texts before and after the JSON."""
 IN_FLIGHT = 64
-"""Largest number of generations of one session at a time."""
+"""Largest number of generations of one session at a time, and of its requests."""
 
 
 class Report(BaseModel):
@@ -189,7 +189,14 @@ class ChatSession:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Surrounds the handling of a client's request, up to the delivery of the answer."""
+        """Surrounds the handling of a client's request, up to the delivery of the answer.
+
+        Raises ApiError 429 if too many are open: their bodies are in memory.
+        """
+        if self._open >= IN_FLIGHT:
+            raise ApiError(
+                429, f"one episode can have {IN_FLIGHT} requests at a time: retry this later"
+            )
         self._open += 1
         self._idle.clear()
         try:

@@ -7,13 +7,16 @@ from typing import Any
 
 RETRY_S = 1
 """Seconds after which a client may retry."""
+MESSAGE = 2000
+"""Most characters of a message. It may repeat a part of the request, and stays in memory until the
+client has read it."""
 
 
 class ApiError(Exception):
     """A request was refused. The client gets `body`."""
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message[:MESSAGE])
         self.status = status
         self.code = code
 

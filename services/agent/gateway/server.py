@@ -296,7 +296,8 @@ class _Closing(asyncio.Protocol):
 async def _body(http: Any) -> bytes:
     """Reads a body. aiohttp's own `read` would keep it for as long as the request is open.
 
-    Raises ApiError 413 if it is too large, and 408 if it does not arrive in time.
+    Raises ApiError 413 if it is too large, 408 if it does not arrive in time, and 400 if the client
+    is gone.
     """
     data = bytearray()
     try:
@@ -307,6 +308,8 @@ async def _body(http: Any) -> bytes:
                     raise ApiError(413, f"the body is larger than {BODY_BYTES} bytes")
     except TimeoutError:
         raise ApiError(408, f"the body did not arrive within {BODY_S:g} s") from None
+    except ConnectionError:
+        raise bad_request("the connection was lost before the whole body was there") from None
     return bytes(data)
 
 

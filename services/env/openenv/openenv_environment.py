@@ -9,10 +9,11 @@ from typing import Any
 
 from pydantic import BaseModel, JsonValue, ValidationError
 
-from headrace.errors import EnvironmentFailed, UsageError
+from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.tool_calls import BadCall, ToolCall, read_calls
 from headrace.services.base.types import Observation, TaskView
+from headrace.services.env.environment import AskingAgain
 from headrace.services.env.http_environment import authorization
 from headrace.services.env.openenv.openenv_messages import (
     BadAction,
@@ -38,7 +39,7 @@ class _Tools(BaseModel):
     tools: list[_Tool]
 
 
-class OpenEnvEnvironment:
+class OpenEnvEnvironment(AskingAgain):
     """One episode's session with an OpenEnv server."""
 
     recipe_only = frozenset(
@@ -72,7 +73,8 @@ class OpenEnvEnvironment:
             render: The field of an observation that is its text, or several fields. Empty: the text
                 is the whole observation as JSON.
             reset: Arguments of every reset. The task's payload overrides them.
-            timeout_s: Seconds that a call may take. A full server is asked as long again.
+            timeout_s: Seconds that a call may take. A server that is full or not there is asked as
+                long again.
             answer_kb: Maximum size of a message.
             token: As for `http`.
             replayable: Whether the same actions always give the same answers.
@@ -97,6 +99,11 @@ class OpenEnvEnvironment:
         self._name = ""
         self._described: dict[str, JsonValue] = {}
         """The server's tools by name, as chat templates take them."""
+
+    @property
+    def busy(self) -> InfrastructureError | None:
+        """Why there was no session, if the server was asked again."""
+        return self._session.room.busy
 
     def set_name(self, name: str) -> None:
         """Take the attempt's name; the server gets it as `episode_id`."""

@@ -92,7 +92,7 @@ def read_step(content: str, url: str) -> Step:
         raise Refused(error.errors)
     text = f"{url}: {error.code}: {error.message}"
     if error.code == "CAPACITY_REACHED":
-        raise Busy("server_busy", text)
+        raise Busy(text)
     raise EnvironmentFailed("server_error", text)
 
 

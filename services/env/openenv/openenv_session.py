@@ -14,11 +14,11 @@ from typing import Any
 
 from headrace.errors import EnvironmentFailed, InfrastructureError
 from headrace.services.env.http_environment import (
+    Room,
     answering_within,
     import_aiohttp,
     refusal,
     retried,
-    until_free,
 )
 from headrace.services.env.openenv.openenv_messages import Refused, Step, read_step
 
@@ -37,13 +37,14 @@ class OpenEnvSession:
     ) -> None:
         """A call may take `timeout_s` seconds, and its answer may have `most_bytes` bytes.
 
-        A full server is asked for a session for another `timeout_s` seconds.
+        A server that is full or not there is asked for a session for another `timeout_s` seconds.
         """
         self._aiohttp = import_aiohttp("openenv")
         self._url = url
         self._headers = headers
         self._timeout_s = timeout_s
         self._most_bytes = most_bytes
+        self.room = Room(timeout_s)
         self._http: Any = None
         self._socket: Any = None
         self._next: asyncio.Task[Any] | None = None
@@ -56,14 +57,14 @@ class OpenEnvSession:
         return self._next is not None and not self._next.done()
 
     async def begin(self, kind: str, data: Mapping[str, Any]) -> Step:
-        """Connect and send the first message. A full server is asked until it has room."""
+        """Connect and send the first message. A server without room, or none, is asked again."""
 
         async def asked() -> Step:
             await self.close()
             await self._connect()
             return await self.ask(kind, data)
 
-        return await until_free(asked, self._timeout_s)
+        return await self.room.until_free(asked)
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> Step:
         """Send a message and return the answer. Raises Refused if the server refuses the action."""
@@ -126,7 +127,8 @@ class OpenEnvSession:
                 max_msg_size=self._most_bytes,
             )
         except aiohttp.WSServerHandshakeError as error:
-            raise refusal(error.status, error.message.encode(), self._url) from error
+            message = error.message.encode()
+            raise refusal(error.status, error.headers, message, self._url) from error
 
     async def _exchange(self, message: Mapping[str, Any], answer: asyncio.Task[Any]) -> Any:
         """Send a message and return the next frame, which may say why the server hangs up."""

@@ -1,12 +1,14 @@
-"""Sets up the process of a service: logging, threads of numerical libraries, garbage collector."""
+"""Sets up the process of a service: logging, numerical libraries, open files, garbage collector."""
 
 from __future__ import annotations
 
 import gc
 import logging
 import os
+import resource
 import sys
 import time
+from contextlib import suppress
 
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.operate.serve.repeats import Repeats
@@ -17,6 +19,8 @@ garbage, and with Python's default of 700 the collector would visit them several
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
+MOST_FILES = 65_536
+"""A service may have so many open files, if the system allows it."""
 LOUD_LOGGERS = ("aiokafka", "faust", "httpx", "httpx2", "mode", "urllib3", "vllm")
 """Libraries of which only warnings are logged."""
 
@@ -53,6 +57,18 @@ def limit_threads(recipe: Recipe, service: str, policy: str | None) -> None:
         threads = max((o.training.threads for o in policies if o.training is not None), default=1)
     for variable in THREAD_VARIABLES:
         os.environ.setdefault(variable, str(threads))
+
+
+def allow_files() -> None:
+    """Raises the limit of open files, which is 1,024 in most shells and for most services.
+
+    Each environment at a server has a connection, and each client of the gateway.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        with suppress(ValueError, OSError):  # macOS has yet another limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def pause_garbage_collector() -> None:

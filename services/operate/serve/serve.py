@@ -32,6 +32,7 @@ from headrace.services.operate.run_references import fetch_models
 from headrace.services.operate.serve.loop_watch import LoopWatch
 from headrace.services.operate.serve.open_context import claim_models, open_context
 from headrace.services.operate.serve.process_setup import (
+    allow_files,
     end_garbage_collection,
     limit_threads,
     pause_garbage_collector,
@@ -74,6 +75,7 @@ def serve(
         cluster = replace(cluster, role=service)
         recipe = resolve(recipe, cluster, logger.info)
         fetch_models(recipe, cluster, logger.info, weights=service == "trainer")
+    allow_files()
     limit_threads(recipe, service, policy)
     address, port = metrics
     if port:

@@ -7,6 +7,7 @@ import gc
 import gzip
 import io
 import json
+import logging
 import os
 import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -24,7 +25,7 @@ from headrace.schemas.events import (
     Ref,
 )
 from headrace.services.agent.gateway import server as server_module
-from headrace.services.agent.gateway.chat_session import ChatSession
+from headrace.services.agent.gateway.chat_session import IN_FLIGHT, ChatSession
 from headrace.services.agent.gateway.episode_queue import Keys
 from headrace.services.agent.gateway.server import BODY_BYTES, GatewayServer
 from tests.unit.agent.gateway.test_chat_session import converse, user
@@ -129,6 +130,21 @@ def test_a_refused_body_takes_no_memory_until_the_garbage_collector_runs(body: b
     against(harm)
 
 
+@pytest.mark.parametrize("asked", [{"model": "\1" * 500_000}, {"x" * 3_000_000: 1}])
+def test_a_refusal_repeats_little_of_the_request(asked: dict[str, Any]) -> None:
+    """Otherwise a client that does not read it keeps several MiB in memory."""
+
+    async def harm(_: GatewayServer, url: str, keys: Keys) -> None:
+        body = json.dumps({**HELLO, **asked}).encode()
+        reader, writer = await begin(url, keys.chat, len(body), body)
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        assert head[9:10] == b"4"
+        assert int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]) < 20_000
+
+    against(harm)
+
+
 def test_a_compressed_body_is_not_decompressed() -> None:
     bomb = gzip.compress(bytes(64 << 20))
 
@@ -216,6 +232,34 @@ def test_bodies_that_never_come_keep_no_other_episode_waiting(
                 writer.close()
 
     converse(serve, max_turns=100)
+
+
+def test_one_episode_has_few_bodies_in_memory() -> None:
+    async def harm(server: GatewayServer, url: str, keys: Keys) -> None:
+        stalled = [await begin(url, keys.chat, 100) for _ in range(80)]
+        refused = [asyncio.create_task(reader.readline()) for reader, _ in stalled]
+        while sum(task.done() for task in refused) < 80 - IN_FLIGHT:
+            await asyncio.sleep(0.01)
+        done, waiting = await asyncio.wait(refused, timeout=0.2)
+        assert all(b" 429 " in task.result() for task in done)
+        assert len(waiting) == IN_FLIGHT
+        for _, writer in stalled:
+            writer.close()
+        await asyncio.wait(waiting)
+
+    against(harm)
+
+
+def test_a_client_that_leaves_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async def serve(session: ChatSession) -> None:
+        async with gateway(session, 1) as (url, keys, _):
+            _, writer = await begin(url, keys[0], 100_000, b"x")
+            await holds(lambda: bool(session._open))
+            writer.close()
+            await session.drain()
+
+    converse(serve)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_body_that_does_not_come_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
