@@ -80,11 +80,15 @@ async def episodes_a_second(watch: harness.LogWatch) -> float:
 
 
 def assert_shared(watch: harness.LogWatch, since: float) -> None:
-    """Both workers of each service are at work, each partition is one's."""
+    """Both workers of each service are at work.
+
+    Each partition of `results` is one agent worker's. The others answer in the partitions of those
+    who asked.
+    """
     for service, topic in SHARED.items():
         writers = watch.writers(topic, since)
         assert len(set.union(*writers.values())) == 2, f"{service}: {writers}"
-        if topic != "groups.default":  # one partition, written by all
+        if service == "agent":
             assert all(len(pids) == 1 for pids in writers.values()), f"{service}: {writers}"
 
 
@@ -122,6 +126,7 @@ def test_two_of_each_share_the_work_and_one_more_env_worker_does_more(
             # Two of each but env, then of env, too.
             for service in ("agent", "inference", "assemble-groups"):
                 await watch.at_work(service, 2)
+            await watch.more("outcomes", 30)
             one_s = await episodes_a_second(watch)
             env_2 = await workers.add("env")
             await watch.at_work("env", 2)
@@ -130,7 +135,7 @@ def test_two_of_each_share_the_work_and_one_more_env_worker_does_more(
             two_s = await episodes_a_second(watch)
             print(f"episodes/s with one env worker {one_s:.1f}, with two {two_s:.1f}")
             assert_shared(watch, since)
-            assert two_s >= 1.4 * one_s
+            assert two_s >= 1.4 * one_s > 0
 
             # One ends in order, then one of each is killed, those that are at work.
             env_1 = workers.of("env")[0]
