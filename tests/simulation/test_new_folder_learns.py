@@ -19,6 +19,7 @@ MOST_VERSIONS = 27
 """27 seeds needed at most 21. With one update of 4e-3 for each batch these two needed 46 and 35."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [5, 22])
 def test_a_new_folder_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     folder, weights = tmp_path / "new", tmp_path / "weights"
