@@ -134,6 +134,8 @@ class Handle:
                         if self._over or deadline.expired():  # Its code caught the cancellation.
                             self._over = True
                             break
+                        if self._ends_at <= now():  # It was released meanwhile.
+                            break
             except TimeoutError:
                 self._over = True
                 logger.info("environment of task %d ended at its deadline", self._reset.task)

@@ -59,11 +59,11 @@ def test_a_close_frees_the_slot() -> None:
 
 def test_the_deadline_frees_the_slot() -> None:
     async def test(bench: Bench, slots: EnvironmentSlots) -> None:
-        expires_at = now_ms() + 50
+        expires_at = now_ms() + 1_000  # the step has begun by then, also on a busy machine
         await bench.feed(
             action(0, "reset", expires_at=expires_at), action(1, expires_at=expires_at)
         )
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             await bench.context.idle()
         assert (Stubborn.closed, slots.busy, bench.context.held) == (1, 0, set())
 
@@ -77,7 +77,7 @@ def test_an_answer_after_the_limit_of_the_step_does_not_count() -> None:
         assert late.failure is not None
         assert (late.failure.code, late.reward) == ("step_timeout", None)
 
-    stubborn(test, step_s=0.05)
+    stubborn(test, step_s=0.5)
 
 
 class Endless(Counter):
@@ -115,21 +115,26 @@ def test_a_call_that_never_returns_keeps_a_slot_that_is_known_to_be_stuck(
         setups = {"default": EnvironmentSetup(Endless, {}, slots)}
         bench.shard = EnvShard(bench.context, setups, "me")  # type: ignore[arg-type]
         await bench.live()
-        left_ms = 100 if how == "deadline" else 60_000
+        left_ms = 2_000 if how == "deadline" else 60_000
         expires_at = now_ms() + left_ms
-        await bench.feed(action(0, "reset", expires_at=expires_at))
-        await bench.feed(action(1, expires_at=expires_at))
-        await bench.context.answers(1 if in_step else 2)
-        if how == "close":
-            await bench.feed(action(2, "close"))
-        elif how == "revoked":
-            await bench.shard.aclose()
-            for task in bench.context.tasks:
-                task.cancel()
-        assert slots.stuck() == 0
-        async with asyncio.timeout(5):
-            while not slots.stuck():
-                await asyncio.sleep(0.02)
-        Endless.closed = 1  # Otherwise this test would never end, either.
+        try:
+            await bench.feed(action(0, "reset", expires_at=expires_at))
+            await bench.feed(action(1, expires_at=expires_at))
+            await bench.context.answers(1 if in_step else 2)
+            if how == "close":
+                await bench.feed(action(2, "close"))
+            elif how == "revoked":
+                await bench.shard.aclose()
+                for task in bench.context.tasks:
+                    task.cancel()
+            assert slots.stuck() == 0
+            async with asyncio.timeout(30):
+                while not slots.stuck():
+                    await asyncio.sleep(0.02)
+        finally:
+            Endless.closed = 1  # Otherwise this test would never end, either.
+        if tasks := list(bench.context.tasks):
+            _, running = await asyncio.wait(tasks, timeout=30)
+            assert not running, "it ends at its deadline only"
 
     run(main)
