@@ -78,7 +78,7 @@ OF_ENVIRONMENTS = (
         sentence="An environment raises InfrastructureError, never rewards it.",
         file=HANDLE,
         old="""\
-            self._broken = failure_of(self._late(action.kind) if bound.expired() else error)
+            self._broken = failure_of(self._late(action.kind, environment) if late else error)
             return failed(action, self._instance, self._broken, self._claim.partition)
 """,
         new="""\

@@ -24,6 +24,7 @@ def test_only_a_change_runs_the_command(tmp_path: Path) -> None:
             while not said.exists() or not said.read_text():
                 await asyncio.sleep(0.05)
         running.cancel()
+        await asyncio.wait([running])  # The shell may not have ended yet.
 
     asyncio.run(main())
     assert said.read_text() == "60\n"

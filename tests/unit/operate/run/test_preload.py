@@ -104,7 +104,7 @@ def test_what_is_forked_is_what_its_command_line_would_start(tmp_path: Path) -> 
         shown = psutil.Process(process.pid)
         await until(lambda: shown.cmdline()[1:7] == list(WAITING[1:7]))
         assert shown.cmdline()[7].isdecimal()
-        assert os.getsid(process.pid) == process.pid
+        await until(lambda: os.getsid(process.pid or 0) == process.pid)
         modules = Path(f"/proc/{process.pid}/maps").read_text()
         assert "libtorch" in modules  # the trainer's, imported ahead
 
