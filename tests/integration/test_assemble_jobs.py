@@ -16,6 +16,7 @@ from headrace.schemas.topics import DEAD_LETTERS, GROUPS, RESULTS
 from headrace.services.kafka.broker import Outgoing, Partition, Position
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import CaughtUp, follow_events
+from headrace.services.worker.service_context import ServiceContext
 from headrace.stream_jobs import assemble_groups
 from tests.integration.job_process import a_kafka_context, start_job
 from tests.integration.stranger import send_unreadable_header
@@ -73,14 +74,20 @@ async def wait_for_commit(log: EventLog) -> None:
             await asyncio.sleep(0.2)
 
 
+async def with_results(kafka: str, namespace: str, folder: Path) -> ServiceContext:
+    """Returns the context of a job in a new namespace, in which twenty tasks have ended."""
+    context = a_kafka_context(kafka, namespace, folder)
+    await apply(context.log)
+    await send_results(context.log, 0, 20)
+    return context
+
+
 def test_every_result_becomes_a_group_and_what_is_none_is_parked(
     kafka: str, namespace: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        context = a_kafka_context(kafka, namespace, tmp_path)
+        context = await with_results(kafka, namespace, tmp_path)
         log = context.log
-        await apply(log)
-        await send_results(log, 0, 20)
         for value in (b"garbage", b""):
             await log.broker.send(Outgoing(log.topics.name(RESULTS), b"0", value))
         job = asyncio.ensure_future(assemble_groups.run(context, kafka))
@@ -100,10 +107,8 @@ def test_a_header_whose_name_is_not_text_does_not_end_the_job(
     kafka: str, namespace: str, tmp_path: Path
 ) -> None:
     async def main() -> None:
-        context = a_kafka_context(kafka, namespace, tmp_path)
+        context = await with_results(kafka, namespace, tmp_path)
         log = context.log
-        await apply(log)
-        await send_results(log, 0, 20)
         result = log.outgoing(a_task([an_outcome(0), an_outcome(1, 0.0)], task=20))
         for value in (b"garbage", result.value):
             await send_unreadable_header(kafka, result.topic, value)
@@ -162,10 +167,8 @@ def test_a_topic_that_a_starting_broker_does_not_name_yet_is_read_soon(
         return await fetch(self, active_partitions, timeout)
 
     async def main() -> None:
-        context = a_kafka_context(kafka, namespace, tmp_path)
+        context = await with_results(kafka, namespace, tmp_path)
         log = context.log
-        await apply(log)
-        await send_results(log, 0, 20)
         monkeypatch.setattr(Consumer, "perform_seek", perform_seek)
         monkeypatch.setattr(Consumer, "_getmany", getmany)
         monkeypatch.setattr(ClusterMetadata, "partitions_for_topic", partitions_for_topic)
