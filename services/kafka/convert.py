@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from operator import methodcaller
 
@@ -22,6 +23,7 @@ from headrace.services.kafka.client_settings import Properties, logger
 from headrace.services.kafka.failures import as_failure
 
 WATERMARKS_S = 2.0
+LEADERS_S = 1.0
 MAX_HEADERS = 1_000
 """A record with more headers is read without its headers: millions fit into one record."""
 RECORD_WEIGHT = 1_024
@@ -139,6 +141,22 @@ def committed_in(answer: Sequence[TopicPartition]) -> dict[Partition, Committed]
         for one in answer
         if one.offset >= 0
     }
+
+
+def begin_reading(consumer: Consumer, positions: Mapping[Partition, int], known: set[str]) -> None:
+    """Assigns partitions, each from its offset.
+
+    librdkafka looks only once a second for the leaders of topics that are new to a client. So this
+    asks for those of topics that are not in `known`, and adds them to it. If no broker answers in
+    time, librdkafka goes on to look for them.
+    """
+    with suppress(KafkaException):
+        for topic in {at.topic for at in positions} - known:
+            consumer.list_topics(topic, timeout=LEADERS_S)
+            known.add(topic)
+    consumer.incremental_assign(
+        [TopicPartition(at.topic, at.number, offset) for at, offset in positions.items()]
+    )
 
 
 def checked(answer: list[TopicPartition]) -> list[TopicPartition]:

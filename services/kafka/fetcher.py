@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, Message
 
 from headrace.errors import DependencyError, HeadraceError, RecordsLost
 from headrace.services.kafka.broker import Partition, Position, Record, records_lost
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.convert import (
+    begin_reading,
     location,
     make_consumer,
     to_record,
@@ -46,6 +47,8 @@ class Fetcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kafka-fetches")
         self._next: dict[Partition, int] = {}
         """The next offset of each assigned partition."""
+        self._known: set[str] = set()
+        """Topics whose leaders were asked for."""
         self._cache: OrderedDict[Position, Record] = OrderedDict()
         self._cached_bytes = 0
         self._closing = False
@@ -127,9 +130,7 @@ class Fetcher:
             return
         if following is not None:
             self._consumer.incremental_unassign(topic_partitions([partition]))
-        self._consumer.incremental_assign(
-            [TopicPartition(partition.topic, partition.number, offset)]
-        )
+        begin_reading(self._consumer, {partition: offset}, self._known)
         self._next[partition] = offset
 
     def _take(

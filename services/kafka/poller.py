@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, Message, TopicPartition
+from confluent_kafka import KafkaError, Message
 
 from headrace.errors import DependencyError
 from headrace.services.base.lag import Lag
@@ -28,6 +28,7 @@ from headrace.services.kafka.client_settings import Properties
 from headrace.services.kafka.client_settings import logger as client_logger
 from headrace.services.kafka.convert import (
     RECORD_WEIGHT,
+    begin_reading,
     lag_of,
     location,
     make_consumer,
@@ -92,6 +93,8 @@ class Poller:
         self._quiet_at = monotonic() + QUIET_S
         self._reached: dict[Partition, int] = {}
         """How far each partition was read. Only the thread uses it."""
+        self._known: set[str] = set()
+        """Topics whose leaders were asked for."""
         self._closed = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name=f"kafka-{name}", daemon=True)
 
@@ -148,9 +151,7 @@ class Poller:
     def assign(self, positions: Mapping[Partition, int]) -> None:
         """In the thread: starts to fetch partitions, each from its offset."""
         self._reached |= positions
-        self.consumer.incremental_assign(
-            [TopicPartition(at.topic, at.number, offset) for at, offset in positions.items()]
-        )
+        begin_reading(self.consumer, positions, self._known)
         waiting = positions.keys() if self._throttled else self._paused & positions.keys()
         if waiting:
             self.consumer.pause(topic_partitions(waiting))
