@@ -179,6 +179,9 @@ class Broker(Protocol):
         in flight.
         """
 
+    def prepare_sends(self, *, gathered: bool) -> None:
+        """Connects what records need that are gathered or not, so that the first need not wait."""
+
     def reader(self) -> Reader:
         """A reader of given partitions."""
 

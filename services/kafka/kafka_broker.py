@@ -47,11 +47,11 @@ class KafkaBroker(Admin, Broker):
         self._opened: list[_Client] = []
 
     async def send(self, record: Outgoing) -> Position:
-        sender = self._senders.get(record.gathered)
-        if sender is None:
-            sender = Sender(self._settings, GATHER_MS if record.gathered else 0)
-            self._senders[record.gathered] = sender
-        return await sender.send(record)
+        return await self._sender(record.gathered).send(record)
+
+    def prepare_sends(self, *, gathered: bool) -> None:
+        # A record that librdkafka gets before it has a connection may wait for a second.
+        self._sender(gathered)
 
     def reader(self) -> Reader:
         return self._open(KafkaReader(self._settings, self, self._collect))
@@ -91,6 +91,13 @@ class KafkaBroker(Admin, Broker):
                 logger.warning("while closing: %s", outcome)
             elif isinstance(outcome, BaseException):
                 raise outcome
+
+    def _sender(self, gathered: bool) -> Sender:
+        sender = self._senders.get(gathered)
+        if sender is None:
+            sender = Sender(self._settings, GATHER_MS if gathered else 0)
+            self._senders[gathered] = sender
+        return sender
 
     def _collect(self) -> None:
         """Before what was read is handled: tells senders which records are durable."""

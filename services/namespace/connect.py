@@ -60,6 +60,7 @@ class Connection:
 
         Raises DependencyError if the registry does not answer.
         """
+        self.broker.prepare_sends(gathered=False)
         codec = Codec()
         await asyncio.to_thread(self.registry.prepare, codec, topics)
         return EventLog(self.broker, topics, codec, self.registry, self.source, signer=self.signer)
