@@ -146,9 +146,9 @@ class SchedulerShard:
             self._core.on_policy(event.policy, event.version, skipped=skipped)
         elif isinstance(event, QuotaSet):
             self._core.tenants.set(event)
-        elif isinstance(event, LoadReported) and self._shard.caught_up:
-            # A report that it reads while catching up may be old.
-            self._core.pools.on_report(event, now())
+        elif isinstance(event, LoadReported):
+            early_s = None if self._shard.caught_up else delivery.recorded_at
+            self._core.pools.on_report(event, now(), early_s)
         self._wake.set()
 
     async def on_caught_up(self) -> None:
@@ -161,6 +161,7 @@ class SchedulerShard:
         for event in self._early:
             self._on_progress(event)
         self._early.clear()
+        self._core.pools.on_begun(now(), is_first=not self._open)
         self._shard.spawn(self._start_tasks(), "start tasks")
         self._shard.spawn(self._cancel_when_ending(), "ending")
         self._shard.spawn(self._limits.run(), "limits")

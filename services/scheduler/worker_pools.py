@@ -4,8 +4,8 @@ It fails closed: nothing starts for a policy or an environment from which no wor
 the last seconds.
 
 A worker's prompts are known from its last report. What has started since then is counted beside it.
-A new scheduler does not count what its predecessor has started: it begins to start when workers
-report to it, and they report all that has reached them.
+A new scheduler does not count what its predecessor has started: if episodes are live, it begins to
+start when workers report to it, and they report all that has reached them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from collections.abc import Iterable
 
 from headrace.schemas.events import LoadReported
 from headrace.schemas.recipe.recipe import Recipe
-from headrace.services.worker.worker_loads import EnvironmentLoads, WorkerLoads
+from headrace.services.worker.worker_loads import (
+    LONGEST_S,
+    MOST_WORKERS,
+    SUSPECT_AFTER,
+    EnvironmentLoads,
+    WorkerLoads,
+)
 
 UNDER_WAY_S = 0.25
 """A start needs about so long until its prompt is at a worker, and a report until it is here."""
@@ -55,13 +61,36 @@ class WorkerPools:
         partitions = max(recipe.pool_partitions, recipe.partitions)  # of `actions`
         self._env_loads = EnvironmentLoads(self._environments, partitions)
         self._starts: defaultdict[str, _Starts] = defaultdict(_Starts)
+        self._early: dict[str, tuple[LoadReported, float]] = {}
+        """The newest report of each worker before `on_begun`, and when it came."""
         self._now_s = 0.0
         """When it was asked last."""
 
-    def on_report(self, report: LoadReported, now_s: float) -> None:
-        """Takes a worker's report, which came at `now_s`."""
+    def on_report(self, report: LoadReported, now_s: float, early_s: float | None = None) -> None:
+        """Takes a worker's report, which came at `now_s`.
+
+        A report that is read while the scheduler catches up came at `early_s`.
+        """
+        if early_s is not None:
+            self._early.pop(report.worker, None)
+            self._early[report.worker] = report, early_s
+            if len(self._early) > MOST_WORKERS:
+                del self._early[next(iter(self._early))]
+            return
         self._loads.on_report(report, now_s)
         self._env_loads.on_report(report, now_s)
+
+    def on_begun(self, now_s: float, *, is_first: bool) -> None:
+        """Takes the early reports that are recent, so that the first starts of a run need not wait.
+
+        `is_first` says that no episode is live. If a predecessor has started some, reports from
+        before do not count them, so they are dropped.
+        """
+        early, self._early = self._early, {}
+        for report, early_s in early.values() if is_first else ():
+            age_s = max(0.0, now_s - early_s)
+            if age_s < SUSPECT_AFTER * min(report.every_ms / 1000, LONGEST_S):
+                self.on_report(report, now_s - age_s)
 
     def on_started(self, policies: Iterable[str], episodes: int) -> None:
         """Notes that episodes start, for which `take_more` was just asked."""

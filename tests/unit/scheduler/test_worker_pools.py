@@ -130,3 +130,30 @@ def test_a_successor_counts_what_the_workers_report() -> None:
     found = pools(waiting_per_slot=4.0)
     found.on_report(from_inference(slots=10, busy=10, waiting=39), 0.0)
     assert started(found, 0.0) == 2
+
+
+@pytest.mark.parametrize(
+    ("age_s", "is_first", "starts"),
+    [(0.9, True, True), (SILENT_S, True, False), (-60.0, True, True), (0.9, False, False)],
+    ids=["recent", "old", "of a clock ahead", "with live episodes"],
+)
+def test_reports_read_while_catching_up_count_if_they_are_recent_and_nothing_is_live(
+    age_s: float, is_first: bool, starts: bool
+) -> None:
+    found, now_s = pools(), 100.0
+    found.on_report(from_inference(), now_s, now_s - 2 * SILENT_S)
+    found.on_report(from_inference(), now_s, now_s - age_s)
+    found.on_report(from_env(), now_s, now_s - age_s)
+    assert not found.take_more({"default"}, "own", now_s)
+    found.on_begun(now_s, is_first=is_first)
+    assert found.take_more({"default"}, "own", now_s) == starts
+
+
+def test_a_report_counts_from_when_it_came() -> None:
+    found = pools()
+    found.on_report(from_inference(), 100.0, 98.0)
+    found.on_begun(100.0, is_first=True)
+    found.on_report(from_env(), 100.0)
+    assert found.take_more({"default"}, "own", 100.9)
+    found.on_report(from_env(), 101.0)
+    assert "policies.default" in found.silent(98.0 + 10 * 1.0)
