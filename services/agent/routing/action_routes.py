@@ -33,8 +33,7 @@ from headrace.services.agent.routing.failing_workers import FailingWorkers
 from headrace.services.agent.routing.worker_choice import (
     COMPARED,
     MOST_FORGOTTEN,
-    USED,
-    mixed,
+    partition_for,
     place_in_order,
 )
 from headrace.services.worker.worker_loads import LONGEST_S, EnvironmentLoads, KnownLoad
@@ -123,9 +122,9 @@ class ActionRoutes:
             return None
         chosen = self._best(self._able(workers, avoided, now_s), action)
         self._since[name, chosen.worker] += 1
-        spread = mixed(f"{action.task}/{action.sample}")
-        held = chosen.partitions
-        return Location(chosen.worker, held[spread % min(USED, len(held))])
+        episode = f"{action.task}/{action.sample}"
+        partition = partition_for(episode, chosen.partitions, self._load(chosen))
+        return Location(chosen.worker, partition)
 
     def _alive(self, now_s: float) -> set[str]:
         return {one.worker for name in self._names for one in self._loads.of(name, now_s)}

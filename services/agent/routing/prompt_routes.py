@@ -35,8 +35,7 @@ from headrace.services.agent.routing.failing_workers import FailingWorkers
 from headrace.services.agent.routing.worker_choice import (
     COMPARED,
     MOST_FORGOTTEN,
-    USED,
-    mixed,
+    partition_for,
     place_in_order,
 )
 from headrace.services.worker.worker_loads import LONGEST_S, KnownLoad, WorkerLoads
@@ -120,9 +119,9 @@ class PromptRoutes:
         pair = request.policy, chosen.worker
         self._sent[pair] += 1
         try:
-            spread = mixed(f"{request.task}/{request.sample}")
+            episode = f"{request.task}/{request.sample}"
             del request  # it may have 100 KiB
-            yield chosen.partitions[spread % min(USED, len(chosen.partitions))]
+            yield partition_for(episode, chosen.partitions, self._sent[pair])
         finally:
             self._sent[pair] -= 1
             if not self._sent[pair]:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from functools import lru_cache
 
 USED = 4
-"""Requests go to at most so many of a worker's partitions: Kafka needs less CPU if more records
-come in one batch. If another worker gets one of them, it gets only a part of what is in flight."""
+"""Requests go to at most so many of a worker's partitions. If another worker gets one of them, it
+gets only a part of what is in flight."""
+IN_ONE = 256
+"""A worker that has less gets all in one partition. Kafka needs less CPU if more records come in
+one batch."""
 COMPARED = 8
 """At most so many workers are compared for one request, beside the one that it prefers."""
 MOST_FORGOTTEN = 64
@@ -41,3 +45,12 @@ def _of_task(task: int) -> int:
 @lru_cache(16_384)
 def _of_worker(worker: str) -> int:
     return mixed(worker)
+
+
+def partition_for(episode: str, held: Sequence[int], load: float) -> int:
+    """Returns one of a worker's partitions for a request. `held` are all of them, at least one.
+
+    `load` is how many requests or environments the worker has. The requests of an episode go to
+    one partition as long as neither changes.
+    """
+    return held[mixed(episode) % min(USED, len(held), 1 + int(load // IN_ONE))]

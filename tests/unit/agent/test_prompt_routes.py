@@ -18,7 +18,12 @@ from headrace.schemas.events import (
     Sampling,
 )
 from headrace.services.agent.routing.prompt_routes import PromptRoutes
-from headrace.services.agent.routing.worker_choice import MOST_FORGOTTEN
+from headrace.services.agent.routing.worker_choice import (
+    IN_ONE,
+    MOST_FORGOTTEN,
+    USED,
+    partition_for,
+)
 from headrace.services.worker.worker_loads import GONE_AFTER
 
 LATER_S = 1.0
@@ -229,3 +234,13 @@ def test_failing_of_strangers_take_bounded_memory() -> None:
         made.on_answer(answer(1000 + worker, "engine_failed"), LATER_S)
     assert len(made._failing) <= 2 * MOST_FORGOTTEN
     assert chosen(made, prompt(), home=0) == 1
+
+
+@pytest.mark.parametrize(
+    ("load", "most"), [(0, 1), (IN_ONE - 1, 1), (IN_ONE, 2), (3 * IN_ONE, 4), (1e6, USED)]
+)
+def test_the_more_a_worker_has_the_more_of_its_partitions_are_used(load: float, most: int) -> None:
+    held = [3, 5, 7, 9, 11, 13]
+    used = {partition_for(f"{task}/0", held, load) for task in range(200)}
+    assert used == set(held[:most])
+    assert {partition_for(f"{task}/0", held[:1], load) for task in range(9)} == {3}
