@@ -174,7 +174,10 @@ class LocalRun:
             await grant_access(cluster, topics_of(self._recipe, namespace), self._services)
             if self.interrupted.is_set():
                 raise Interrupted("interrupted before the run began")
-            log, self._life = await open_and_apply(connection, self._recipe, namespace)
+            (log, self._life), _ = await asyncio.gather(
+                open_and_apply(connection, self._recipe, namespace),
+                self._stack.prepare_transactions(connection.broker),
+            )
             self._supervisor.settle_logs(self._cluster.folder(namespace).absolute())
             self._status.logs = self._supervisor.logs
             cluster = replace(cluster, namespace=namespace, schema_ids=connection.registry.known)

@@ -6,11 +6,12 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from headrace.errors import DependencyError, Interrupted, UsageError
+from headrace.errors import DependencyError, HeadraceError, Interrupted, UsageError
 from headrace.infra import local
+from headrace.services.kafka.broker import Broker
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import locate
 
@@ -56,6 +57,15 @@ class RunStack:
         return self.cluster.connected(
             stack.bootstrap_servers, stack.registry_url, stack.credentials
         )
+
+    async def prepare_transactions(self, broker: Broker) -> None:
+        """Lets a broker that this run started make what its first transaction needs.
+
+        That takes a second, for which several services would wait.
+        """
+        if self.ours:
+            with suppress(HeadraceError):  # The services will report it.
+                await (await broker.fenced("headrace-run")).close()
 
     async def watch(self, connected: ClusterConfig) -> None:
         """Restarts a local broker or registry that died, with the same data and ports."""
