@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from operator import methodcaller
 
@@ -143,20 +142,18 @@ def committed_in(answer: Sequence[TopicPartition]) -> dict[Partition, Committed]
     }
 
 
-def begin_reading(consumer: Consumer, positions: Mapping[Partition, int], known: set[str]) -> None:
-    """Assigns partitions, each from its offset.
+def find_leaders(consumer: Consumer, topics: set[str]) -> None:
+    """Asks for the leaders of topics that a consumer begins to read, and empties `topics`.
 
-    librdkafka looks only once a second for the leaders of topics that are new to a client. So this
-    asks for those of topics that are not in `known`, and adds them to it. If no broker answers in
-    time, librdkafka goes on to look for them.
+    librdkafka looks only once a second for those of topics that are new to it. If no broker answers
+    in time, it goes on to do so. Must not be called in a callback of the consumer: confluent-kafka
+    forgets the call that the callback belongs to, and may abort the process.
     """
-    with suppress(KafkaException):
-        for topic in {at.topic for at in positions} - known:
-            consumer.list_topics(topic, timeout=LEADERS_S)
-            known.add(topic)
-    consumer.incremental_assign(
-        [TopicPartition(at.topic, at.number, offset) for at, offset in positions.items()]
-    )
+    try:
+        while topics:
+            consumer.list_topics(topics.pop(), timeout=LEADERS_S)
+    except KafkaException:
+        topics.clear()
 
 
 def checked(answer: list[TopicPartition]) -> list[TopicPartition]:

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from headrace.errors import DependencyError, HeadraceError, RecordsLost
 from headrace.services.kafka.broker import Partition, Position, Record, records_lost
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.convert import (
-    begin_reading,
+    find_leaders,
     location,
     make_consumer,
     to_record,
@@ -130,7 +130,12 @@ class Fetcher:
             return
         if following is not None:
             self._consumer.incremental_unassign(topic_partitions([partition]))
-        begin_reading(self._consumer, {partition: offset}, self._known)
+        self._consumer.incremental_assign(
+            [TopicPartition(partition.topic, partition.number, offset)]
+        )
+        if partition.topic not in self._known:
+            self._known.add(partition.topic)
+            find_leaders(self._consumer, {partition.topic})
         self._next[partition] = offset
 
     def _take(

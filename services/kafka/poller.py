@@ -19,7 +19,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from headrace.errors import DependencyError
 from headrace.services.base.lag import Lag
@@ -28,7 +28,7 @@ from headrace.services.kafka.client_settings import Properties
 from headrace.services.kafka.client_settings import logger as client_logger
 from headrace.services.kafka.convert import (
     RECORD_WEIGHT,
-    begin_reading,
+    find_leaders,
     lag_of,
     location,
     make_consumer,
@@ -93,8 +93,8 @@ class Poller:
         self._quiet_at = monotonic() + QUIET_S
         self._reached: dict[Partition, int] = {}
         """How far each partition was read. Only the thread uses it."""
-        self._known: set[str] = set()
-        """Topics whose leaders were asked for."""
+        self._new: set[str] = set()
+        """Topics that were assigned, and whose leaders may be unknown."""
         self._closed = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name=f"kafka-{name}", daemon=True)
 
@@ -151,7 +151,10 @@ class Poller:
     def assign(self, positions: Mapping[Partition, int]) -> None:
         """In the thread: starts to fetch partitions, each from its offset."""
         self._reached |= positions
-        begin_reading(self.consumer, positions, self._known)
+        self.consumer.incremental_assign(
+            [TopicPartition(at.topic, at.number, offset) for at, offset in positions.items()]
+        )
+        self._new |= {at.topic for at in positions}
         waiting = positions.keys() if self._throttled else self._paused & positions.keys()
         if waiting:
             self.consumer.pause(topic_partitions(waiting))
@@ -228,6 +231,7 @@ class Poller:
             with as_failure("can't continue to read"):
                 while not self.stopping.is_set():
                     self._serve_all()
+                    find_leaders(self.consumer, self._new)
                     if self._has_room():
                         self._poll()
                     self._measure_lag()
@@ -240,11 +244,7 @@ class Poller:
             self.consumer.close()
         except Exception:
             logger.exception("can't close %s cleanly", self._thread.name)
-        self.call(self._on_closed)
-
-    def _on_closed(self) -> None:
-        if not self._closed.done():
-            self._closed.set_result(None)
+        self.call(_settle, self._closed, None, None)
 
     def _serve_all(self) -> None:
         with suppress(Empty):

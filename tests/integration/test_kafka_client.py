@@ -23,7 +23,7 @@ from headrace.errors import DependencyError, HeadraceError, RecordsLost, UsageEr
 from headrace.infra import local
 from headrace.infra.local.detached import ProcessId, free_port, wait_for_exit
 from headrace.schemas.topics import MAX_RECORD_BYTES, TASKS
-from headrace.services.kafka import admin, kafka_broker, producer
+from headrace.services.kafka import admin, convert, fetcher, kafka_broker, poller, producer
 from headrace.services.kafka.broker import (
     MAX_MESSAGE_BYTES,
     Committed,
@@ -174,6 +174,35 @@ def test_only_gathered_records_wait_for_others(
         await broker.close()
         with pytest.raises(DependencyError):
             await gathered
+
+    drive(main)
+
+
+def test_a_client_asks_for_the_leaders_of_the_topics_that_it_begins_to_read(
+    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def note(consumer: Any, topics: set[str]) -> None:
+        asked.extend(topics)
+        convert.find_leaders(consumer, topics)
+
+    for module in (poller, fetcher):
+        monkeypatch.setattr(module, "find_leaders", note)
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        position = await broker.send(Outgoing(partition.topic, b"key", b"value"))
+        for _ in range(2):
+            [record] = await broker.fetch([position])
+            assert record.value == b"value"
+        assert asked == [partition.topic]
+        reader = broker.reader()
+        await reader.assign({partition: 0})
+        assert await reader.read()
+        assert asked == 2 * [partition.topic]
+        await broker.close()
 
     drive(main)
 
