@@ -228,7 +228,10 @@ def _without_ignored(schema: Any) -> Any:
 
 
 def field_values(event: Event) -> dict[str, Any]:
-    """Returns the fields of an event as Avro values, by name, also those of its parts."""
+    """Returns the fields of an event as fastavro's values, by name, also those of its parts.
+
+    A part that may be null has the name of its type beside it.
+    """
     fields: dict[str, Any] = _dictify(type(event))(event)
     return fields
 
@@ -267,7 +270,9 @@ def _convert(annotation: Any) -> Dictify | None:
             return lambda values: [convert(value) for value in values]
         if getattr(annotation, "__origin__", None) is dict:
             return lambda values: {key: convert(value) for key, value in values.items()}
-        return lambda value: None if value is None else convert(value)
+        # With the name of its type, fastavro need not try which type of the union a value has.
+        name = f"{NAMESPACE}.{argument.__name__}"
+        return lambda value: None if value is None else (name, convert(value))
     return None
 
 

@@ -211,13 +211,14 @@ def _with_full_names(doc: str) -> str:
 
 
 def _default(field: FieldInfo) -> Any:
-    match field.default:
+    default = field.get_default(call_default_factory=True)
+    match default:
         case bytes():
-            return field.default.decode("latin-1")
+            return default.decode("latin-1")
         case tuple():
-            return list(field.default)
+            return list(default)
         case _:
-            return field.default
+            return default
 
 
 def _camel(name: str) -> str:

@@ -42,7 +42,10 @@ Fixed32 = Annotated[bytes, Field(min_length=32, max_length=32)]
 
 
 class Part(BaseModel):
-    """A piece of an event."""
+    """A piece of an event.
+
+    A field with an empty dict has a `default_factory`: Pydantic copies a mutable default slowly.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -208,7 +211,7 @@ class RunStateEntered(Event):
     """SHA-256 of the canonical recipe."""
     reason: str = ""
     """Why the run entered this state, for people."""
-    versions: dict[str, str] = {}
+    versions: dict[str, str] = Field(default_factory=dict)
     """Versions of the packages that the run depends on, by package name."""
 
 
@@ -261,7 +264,7 @@ class TaskSubmitted(Event):
     seed: I64 = 0
     """Random seed of the environment, equal for all samples. The episodes' own seeds are derived
     from it."""
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
     """Labels for those who read the log. They are copied into the trajectories, the outcomes and
     the result of the task. Only those that begin with `curation.` or `league.` are not: Headrace's
     task source writes them, if the recipe has curators, a curriculum or a league. They say why the
@@ -360,7 +363,7 @@ class EpisodeStarted(TaskEvent):
     verdict: Failure | None = None
     """Why the episode must end at once: it is refused, a duplicate, cancelled or overdue. Null if
     it shall run."""
-    versions: dict[str, Version] = {}
+    versions: dict[str, Version] = Field(default_factory=dict)
     """The newest version of each policy in training when the task was started."""
 
 
@@ -497,7 +500,7 @@ class ObservationRecorded(CallEvent):
     observation is in the log."""
     reward: float | None = None
     """Reward of this step. Null if the environment gave none."""
-    rewards: dict[str, float] = {}
+    rewards: dict[str, float] = Field(default_factory=dict)
     """Named components of the reward, for reports."""
     terminated: bool = False
     """The environment reached a final state."""
@@ -591,7 +594,7 @@ class TrajectoryRecorded(TaskEvent):
     """All turns. A turn comes after its parent."""
     reward: float | None = None
     """Reward of the whole episode. Null if nothing may be learned from it."""
-    rewards: dict[str, float] = {}
+    rewards: dict[str, float] = Field(default_factory=dict)
     """As in EpisodeEnded."""
     ending: Ending
     failures: tuple[Failure, ...] = ()
@@ -600,12 +603,12 @@ class TrajectoryRecorded(TaskEvent):
     """When the episode started."""
     ended: Millis
     """When the attempt ended."""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = Field(default_factory=dict)
     """Numbers that the agent measured, for reports, by name."""
     artifacts: tuple[Blob, ...] = ()
     """The files that the attempt's observations gave out. If several have the same name, the newest
     one is kept. Those of a judge have the judge's name and `/` before their names."""
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the task, except those of Headrace's task source."""
 
 
@@ -650,7 +653,7 @@ class EpisodeEnded(TaskEvent):
     """The trajectory that counts. Null if none was recorded."""
     reward: float | None = None
     """Reward of the whole episode. Null if nothing may be learned from it."""
-    rewards: dict[str, float] = {}
+    rewards: dict[str, float] = Field(default_factory=dict)
     """Named parts of the reward. The one with a role's name is what that role learns from, instead
     of the episode's reward."""
     policies: tuple[PolicyUse, ...] = ()
@@ -662,7 +665,7 @@ class EpisodeEnded(TaskEvent):
     masked: bool = False
     """A limit cut the episode, and its agent has `overlong = "mask"`: its reward counts in its
     group, but no policy learns from what it sampled."""
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
     """As in the trajectory. Empty in a TaskEnded that would be too large with them."""
     artifacts: tuple[Blob, ...] = ()
     """As in the trajectory that counts. Empty in a TaskEnded that would be too large with them."""
@@ -686,9 +689,9 @@ class TaskEnded(TaskEvent):
     """Minimum number of usable samples. With fewer, the group is dropped."""
     outcomes: tuple[EpisodeEnded, ...]
     """One for each sample: the first one in the log."""
-    versions: dict[str, I64] = {}
+    versions: dict[str, I64] = Field(default_factory=dict)
     """Policy to the version that the task's roles name. Empty if they take the newest one."""
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the task, except those of Headrace's task source."""
 
 
@@ -779,7 +782,7 @@ class TurnProjected(TaskEvent):
     """Sum of the rewards that followed this turn. Null if there were none."""
     reward: float | None = None
     """Reward of the whole episode. Null if nothing may be learned from it."""
-    rewards: dict[str, float] = {}
+    rewards: dict[str, float] = Field(default_factory=dict)
     """Named parts of the reward."""
     advantage: float | None = None
     """The turn's advantage in its group. Null if the group was dropped, the sample was left out, or
@@ -790,7 +793,7 @@ class TurnProjected(TaskEvent):
     """When the episode started."""
     ended: Millis
     """When the attempt ended."""
-    labels: dict[str, str] = {}
+    labels: dict[str, str] = Field(default_factory=dict)
     """Labels of the task. Empty in a row that would be too large with them."""
 
 
@@ -1024,7 +1027,7 @@ class PolicyPublished(Event):
     """Seconds that the trainer waited for its batch."""
     step_s: float = 0.0
     """Seconds that the training took."""
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float] = Field(default_factory=dict)
     """Loss, gradient norm and other numbers, by name."""
     logprobs: Blob | None = None
     """The trainer's logprobs of the batch's tokens in nats, before its first update: one

@@ -46,6 +46,8 @@ from headrace.stream_jobs.trained_policy import trained_policy
 logger = logging.getLogger(__name__)
 
 SERVICE = "assemble-batches"
+READ_AT_ONCE = 64
+"""The most events that are added before the job looks whether a batch is due."""
 MAX_WAIT_S = 5.0
 """The longest wait for a batch that becomes due: the clock may be corrected meanwhile."""
 
@@ -136,13 +138,16 @@ async def _follow(
                 timeout=_seconds_until(assembler.due_at(now()) if caught_up else None),
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            if upcoming.done():
+            for _ in range(READ_AT_ONCE):
+                if not upcoming.done():
+                    break
                 item = upcoming.result()
                 caught_up = caught_up or isinstance(item, CaughtUp)
                 _add(assembler, barrier, item)
-                WAITING.labels(policy).set(assembler.waiting_groups)
-                LIVE.labels(policy).set(assembler.live_groups)
                 upcoming = asyncio.ensure_future(anext(reader))
+                await asyncio.sleep(0)  # If more has arrived already, it is done after this.
+            WAITING.labels(policy).set(assembler.waiting_groups)
+            LIVE.labels(policy).set(assembler.live_groups)
             if caught_up and not stopped.done():
                 await _write_due(log, assembler, writer)
     finally:

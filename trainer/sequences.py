@@ -184,8 +184,9 @@ def _read_turn(
     logprobs, versions = _logprobs_and_versions(turn, len(tokens))
     sampling = None
     if advantage is not None:
-        for ids in (context, tokens):
-            if len(ids) and not 0 <= ids.min() <= ids.max() < vocabulary:
+        for ids in (turn.context, turn.tokens):
+            # As a number without a sign, a negative id is above all others.
+            if np.maximum.reduce(np.frombuffer(ids, "<u4"), initial=0) >= vocabulary:
                 raise ValueError(f"a token id is outside of the model's {vocabulary} ids")
     if advantage is not None and turn.trainable and len(tokens):
         if len(logprobs) != len(tokens):
@@ -209,7 +210,8 @@ def _teacher(turn: Turn) -> Floats:
 
 
 def _check_logprobs(logprobs: Floats, what: str) -> None:
-    if not np.all((logprobs > -np.inf) & (logprobs <= LOGPROB_TOLERANCE)):
+    least, most = np.minimum.reduce(logprobs, initial=0), np.maximum.reduce(logprobs, initial=0)
+    if not -np.inf < least <= most <= LOGPROB_TOLERANCE:  # This refuses NaN, too.
         raise ValueError(f"{what} is above 0, infinite or not a number")
 
 

@@ -2,7 +2,8 @@
 
 The positions are sorted. Each partition is read forward from its first position; the fetcher seeks
 over wide gaps. It caches the other records that it reads on the way, bounded, because the next
-batch often continues there.
+batch often continues there. For the same reason it keeps a partition that a fetch does not need
+for a while: librdkafka forgets what it has read ahead of a partition that is given up.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ BATCH = 500
 GAP = 256
 """The widest gap, in offsets, that is read over instead of skipped."""
 CACHE_BYTES = 32 * 1024 * 1024
+READ_AHEAD_S = 0.01
+"""If no record comes for so long, all partitions were read to their ends."""
+IDLE_FETCHES = 8
+"""After so many fetches that did not need a partition, it is unassigned."""
 
 
 class Fetcher:
@@ -49,6 +54,12 @@ class Fetcher:
         """The next offset of each assigned partition."""
         self._known: set[str] = set()
         """Topics whose leaders were asked for."""
+        self._idle: dict[Partition, int] = {}
+        """How many fetches in a row did not need each assigned partition."""
+        self._paused: set[Partition] = set()
+        """Assigned partitions that were read to their ends."""
+        self._asked = 0
+        """How many fetches were asked for."""
         self._cache: OrderedDict[Position, Record] = OrderedDict()
         self._cached_bytes = 0
         self._closing = False
@@ -60,7 +71,10 @@ class Fetcher:
         """
         self._require_open()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._fetch, positions)
+        self._asked += 1
+        fetching = loop.run_in_executor(self._thread, self._fetch, positions)
+        self._thread.submit(self._read_ahead, self._asked)
+        return await fetching
 
     async def close(self) -> None:
         """Ends the running fetch and those that wait, and closes the consumer."""
@@ -83,8 +97,7 @@ class Fetcher:
             with as_failure("can't fetch"):
                 self._read(wanted, found)
         except HeadraceError:
-            self._consumer.unassign()
-            self._next.clear()  # They are not known after a failure.
+            self._unassign(list(self._next))  # Their positions are not known after a failure.
             raise
         return [found[position] for position in positions]
 
@@ -114,14 +127,44 @@ class Fetcher:
             raise DependencyError("can't fetch: this broker object is closed")
 
     def _narrow(self, wanted: dict[Partition, deque[int]]) -> None:
-        """Unassigns partitions that are not wanted, and starts those that are."""
-        idle = self._next.keys() - wanted.keys()
-        if idle:
-            self._consumer.incremental_unassign(topic_partitions(idle))
-            for partition in idle:
-                del self._next[partition]
+        """Starts partitions that are wanted, and unassigns those that were not for long."""
+        self._idle = {at: 0 if at in wanted else idle + 1 for at, idle in self._idle.items()}
+        self._unassign([at for at, idle in self._idle.items() if idle > IDLE_FETCHES])
+        self._resume(self._paused & wanted.keys())
         for partition, offsets in wanted.items():
             self._start(partition, offsets[0])
+
+    def _read_ahead(self, asked: int) -> None:
+        """Caches what comes soon, then pauses what was read to the end, until a fetch needs more.
+
+        Otherwise librdkafka would ask the broker for more every few milliseconds. It ends if more
+        fetches than `asked` are asked for.
+        """
+        try:
+            with as_failure("can't read ahead"):
+                while asked == self._asked and self._cached_bytes < CACHE_BYTES // 2:
+                    messages = self._consumer.consume(BATCH, READ_AHEAD_S)
+                    if not messages:
+                        self._paused = set(self._next)
+                        self._consumer.pause(topic_partitions(self._paused))
+                        return
+                    for message in messages:
+                        self._take(message, {}, {})
+        except HeadraceError:  # If it stays, the next fetch raises it.
+            self._unassign(list(self._next))
+
+    def _resume(self, partitions: set[Partition]) -> None:
+        if partitions:
+            self._consumer.resume(topic_partitions(partitions))
+            self._paused -= partitions
+
+    def _unassign(self, partitions: Sequence[Partition]) -> None:
+        if not partitions:
+            return
+        self._resume(self._paused.intersection(partitions))  # Or else it would start paused again.
+        self._consumer.incremental_unassign(topic_partitions(partitions))
+        for partition in partitions:
+            del self._next[partition], self._idle[partition]
 
     def _start(self, partition: Partition, offset: int) -> None:
         """Reads on if the offset is just ahead, or else starts there."""
@@ -129,14 +172,14 @@ class Fetcher:
         if following is not None and following <= offset <= following + GAP:
             return
         if following is not None:
-            self._consumer.incremental_unassign(topic_partitions([partition]))
+            self._unassign([partition])
         self._consumer.incremental_assign(
             [TopicPartition(partition.topic, partition.number, offset)]
         )
         if partition.topic not in self._known:
             self._known.add(partition.topic)
             find_leaders(self._consumer, {partition.topic})
-        self._next[partition] = offset
+        self._next[partition], self._idle[partition] = offset, 0
 
     def _take(
         self,
@@ -147,18 +190,13 @@ class Fetcher:
         """Handles a message. True if it made progress towards the wanted records."""
         error = message.error()
         if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            topic, number = message.topic(), message.partition()
-            if error.code() == KafkaError._AUTO_OFFSET_RESET and topic and number is not None:
-                partition = Partition(topic, number)
-                raise self._gone(partition, wanted.get(partition))
-            if error.fatal() or error.code() in FINAL:
-                raise failure(f"can't fetch from {topic}", error)
+            self._on_error(error, message.topic(), message.partition(), wanted)
             return False
         partition, offset = location(message)
         offsets = wanted.get(partition)
         if offsets and offsets[0] < offset:
             raise self._gone(partition, offsets)
-        if error is not None or offset < self._next.get(partition, 0):
+        if error is not None or offset < self._next.get(partition, offset + 1):
             return False
         self._next[partition] = offset + 1
         if not offsets or offsets[0] != offset:
@@ -172,6 +210,26 @@ class Fetcher:
             del wanted[partition]
         return True
 
+    def _on_error(
+        self,
+        error: KafkaError,
+        topic: str | None,
+        number: int | None,
+        wanted: dict[Partition, deque[int]],
+    ) -> None:
+        """Raises an error that ends the fetch, or starts again where it does no harm."""
+        partition = Partition(topic or "", -1 if number is None else number)
+        offsets = wanted.get(partition)
+        if partition in self._next and not offsets:
+            self._unassign([partition])
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET and offsets:
+            if self._next[partition] >= offsets[0]:
+                raise self._gone(partition, offsets)
+            self._unassign([partition])  # Only records before the wanted one are gone.
+            self._start(partition, offsets[0])
+        elif error.fatal() or error.code() in FINAL:
+            raise failure(f"can't fetch from {topic}", error)
+
     def _keep(self, record: Record) -> None:
         """Caches a record that is not wanted yet, and drops the oldest ones for it."""
         position = Position(record.partition, record.offset)
@@ -183,7 +241,5 @@ class Fetcher:
             _, oldest = self._cache.popitem(last=False)
             self._cached_bytes -= weight(oldest)
 
-    def _gone(self, partition: Partition, offsets: deque[int] | None) -> RecordsLost:
-        return records_lost(
-            partition, offsets[0] if offsets else None, watermarks(self._consumer, partition)
-        )
+    def _gone(self, partition: Partition, offsets: deque[int]) -> RecordsLost:
+        return records_lost(partition, offsets[0], watermarks(self._consumer, partition))

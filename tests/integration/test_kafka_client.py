@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import os
 import re
 import signal
@@ -16,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from headrace.errors import DependencyError, HeadraceError, RecordsLost, UsageError
@@ -35,7 +36,7 @@ from headrace.services.kafka.broker import (
     Record,
     Subscription,
 )
-from headrace.services.kafka.client_settings import KafkaSettings
+from headrace.services.kafka.client_settings import KafkaSettings, Properties
 from headrace.services.kafka.consumer import KafkaSubscription
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.kafka.poller import Poller
@@ -306,6 +307,59 @@ def test_a_place_that_retention_removed_is_told_with_what_is_there(
         )
         with pytest.raises(RecordsLost, match=lost):
             await subscription.read()
+        await broker.close()
+
+    drive(main)
+
+
+def test_fetches_read_each_record_once_and_are_quiet_in_between(
+    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each fetch needs one partition only, and goes on just behind an earlier one."""
+    received: dict[str, int] = {}
+
+    def note(text: str) -> None:
+        statistics = json.loads(text)
+        fetches = sum(one["req"]["Fetch"] for one in statistics["brokers"].values())
+        received.update(records=statistics["rxmsgs"], fetches=fetches)
+
+    def consumer_with_statistics(properties: Properties) -> Consumer:
+        return Consumer({**properties, "statistics.interval.ms": 50, "stats_cb": note})
+
+    monkeypatch.setattr(fetcher, "make_consumer", consumer_with_statistics)
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        partitions = await topic(broker, namespace, 2)
+        large = bytes(100_000)
+        for number in range(40):
+            await broker.send(Outgoing(partitions[0].topic, b"k", large, partition=number % 2))
+        for offset in range(20):
+            await broker.fetch([Position(partitions[offset % 2], offset)])
+        for pause_s in (2, 0, 0):  # Afterwards, statistics arrive.
+            await broker.fetch([Position(partitions[0], 0)])
+            await asyncio.sleep(pause_s)
+        assert received["records"] <= 40 + 3 * 20
+        assert received["fetches"] < 60, "idle, it would ask hundreds of times in 2 s"
+        await broker.close()
+
+    drive(main)
+
+
+def test_a_fetch_starts_behind_records_that_retention_removed(kafka: str, namespace: str) -> None:
+    """It would read on from the end of the fetch before, which is gone."""
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        for number in range(20):
+            if number == 10:
+                await broker.fetch([Position(partition, 9)])
+            await broker.send(Outgoing(partition.topic, b"k", b"%d" % number))
+        admin = AdminClient({"bootstrap.servers": kafka})
+        [gone] = admin.delete_records([TopicPartition(partition.topic, 0, 15)]).values()
+        await asyncio.wrap_future(gone)
+        assert [one.value for one in await broker.fetch([Position(partition, 17)])] == [b"17"]
         await broker.close()
 
     drive(main)

@@ -166,6 +166,27 @@ def test_batches_are_made_as_groups_come_and_go_on_after_a_restart(tmp_path: Pat
     on_memory(follow_and_recover, 1, tmp_path)
 
 
+def test_a_batch_takes_the_oldest_of_all_groups_that_have_arrived(tmp_path: Path) -> None:
+    async def arrive_at_once(context: ServiceContext) -> None:
+        log = context.log
+        await make_topics(log)
+        batches = Batches(log)
+        async with running(context):
+            await log.send(a_publication(0))
+            for task in (0, 1):
+                await log.send(just_ended(task, 0))
+            await batches.next()  # So it has caught up, and looks at each group.
+            await log.send(a_publication(1))
+            writer = await log.broker.fenced("groups")
+            ended_s = (3.0, 2.0, 1.0)
+            await log.send_all(writer, [a_group(2 + n, 1, ended_s=ended_s[n]) for n in range(3)])
+            batch = await batches.next()
+        assert [sample.task for sample in batch.samples] == [4, 3]
+        await batches.aclose()
+
+    on_memory(arrive_at_once, 1, tmp_path)
+
+
 def test_it_does_not_begin_again_if_its_batches_were_deleted(tmp_path: Path) -> None:
     on_memory(lose_the_last_batch, 1, tmp_path)
 
