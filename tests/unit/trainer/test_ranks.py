@@ -208,7 +208,9 @@ def test_a_checkpoint_of_two_ranks_goes_on_in_one_and_in_four(tmp_path: Path) ->
     """With the moments of AdamW: they go into the versions that are trained after it."""
     orders = Orders(tmp_path)
     orders.add("saved", 2, save=str(tmp_path / "saved-by-two"))
-    onward = {"load": str(tmp_path / "saved-by-two"), "first": 6, "versions": 2}
+    onward: dict[str, Any] = {
+        "load": str(tmp_path / "saved-by-two"), "first": 6, "versions": 2,
+    }  # fmt: skip
     straight = orders.add("straight", 1, versions=7)
     one, two, four, again = (
         orders.add(f"{number}-of-{size}", size, **onward)
