@@ -20,6 +20,8 @@ An error says what happened, to what, and what to do next.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 
 class HeadraceError(Exception):
     """The base of errors whose message tells a person what failed."""
@@ -63,6 +65,14 @@ class Interrupted(HeadraceError):
 
 class BlobError(HeadraceError):
     """A blob is absent from the store, or its content does not have the digest in its name."""
+
+
+class DamagedBlob(BlobError):
+    """A blob's content does not have the digest in its name. `path` is the file that has it."""
+
+    def __init__(self, message: str, path: Path) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class EnvironmentFailed(HeadraceError):

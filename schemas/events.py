@@ -1035,6 +1035,9 @@ class PolicyPublished(Event):
     Within a sample, the turns that the policy trains have the order of the trajectory. A sample
     that the trainer dropped is all NaN. Null if the record is not `trained`, if its batch has no
     tokens, or if the recipe turns it off."""
+    tensor_digests: Blob | None = None
+    """The digest of each tensor: a JSON object from names to SHA-256 in hex, of what `digest` would
+    be if the weights had this tensor alone. Null if the trainer did not write it."""
 
     def weight_blobs(self) -> list[Blob]:
         """Returns the blobs that this version's weights are made of."""

@@ -181,6 +181,7 @@ class Publisher:
             full=stored.full,
             full_version=stored.full_version,
             deltas=stored.deltas,
+            tensor_digests=stored.tensors,
             base=self.base,
             dtype=self.dtype,
             tokenizer=self.tokenizer,

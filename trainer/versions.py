@@ -8,6 +8,7 @@ the same way; their base is stored once.
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from headrace.errors import BlobError
 from headrace.schemas.events import Blob, PolicyPublished, WeightsDelta
 from headrace.services.models.blobs import BlobStore, describe, disk_errors
 from headrace.services.models.deltas import diff, write_diff
-from headrace.services.models.weights import WeightsFile, weights_digest
+from headrace.services.models.weights import WeightsFile, tensor_digests, weights_digest
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +38,16 @@ class StoredVersion:
     full_version: int
     deltas: tuple[WeightsDelta, ...] = ()
     """What to apply to `full`, in this order."""
+    tensors: Blob | None = None
+    """The table of `tensor_digests`, as JSON. None if an older release stored the version."""
 
     @classmethod
     def of(cls, published: PolicyPublished) -> StoredVersion | None:
         """Returns what a publication names; None if it names no weights."""
         if published.full is None:
             return None
-        return cls(published.digest, published.full, published.full_version, published.deltas)
+        full, deltas, tensors = published.full, published.deltas, published.tensor_digests
+        return cls(published.digest, full, published.full_version, deltas, tensors)
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
@@ -155,7 +159,8 @@ class VersionStore:
         if blob is None:
             return None
         link = WeightsDelta(blob=blob, from_version=self._version, to_version=version)
-        return StoredVersion(digest, before.full, before.full_version, (*before.deltas, link))
+        deltas, tensors = (*before.deltas, link), self._put_digests(weights)
+        return StoredVersion(digest, before.full, before.full_version, deltas, tensors)
 
     def _put_delta(self, weights: WeightsFile, limit: int) -> Blob | None:
         """Stores the delta to these weights. Returns None if it has `limit` bytes or more."""
@@ -193,4 +198,9 @@ class VersionStore:
             self._blobs.put(file(), SAFETENSORS)
 
     def _in_full(self, version: int, weights: WeightsFile, digest: bytes) -> StoredVersion:
-        return StoredVersion(digest, self._blobs.put(weights, SAFETENSORS), version)
+        full = self._blobs.put(weights, SAFETENSORS)
+        return StoredVersion(digest, full, version, tensors=self._put_digests(weights))
+
+    def _put_digests(self, weights: WeightsFile) -> Blob:
+        table = json.dumps(tensor_digests(weights))
+        return self._blobs.put(table.encode(), "application/json")

@@ -11,13 +11,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from headrace.errors import BlobError
+from headrace.errors import BlobError, DamagedBlob, DependencyError
 from headrace.schemas.events import Adapter, Blob, PolicyPublished, WeightsDelta
 from headrace.services.inference.engine import AdapterWeights, Weights
 from headrace.services.models.blobs import BlobStore, disk_errors
 from headrace.services.models.deltas import apply
 from headrace.services.models.remote_blobs import RemoteBlobStore
-from headrace.services.models.weights import weights_digest
+from headrace.services.models.weights import (
+    name_differences,
+    read_digests,
+    tensor_digests,
+    weights_digest,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,8 +70,11 @@ class LocalWeights:
         if self._version >= 0 and self._digest == published.digest:
             return self._path
         if not published.deltas:
-            path = self._blobs.get(published.full)
-            _verify(path, published.digest, f"{_name(published)} was published as")
+            try:
+                path = self._blobs.get(published.full)
+            except DamagedBlob as error:
+                raise BlobError(f"{error}{self._differences(error.path, published)}") from error
+            self._verify(path, published)
             return path
         missing = self._missing(published)
         if missing:
@@ -86,7 +94,9 @@ class LocalWeights:
         """The verified file of the base. It is fetched only if it changed or is gone."""
         if self._base is None or self._base[0] != adapter.base or not self._base[1].exists():
             path = self._blobs.get(adapter.base)
-            _verify(path, adapter.base_digest, f"{_name(published)} is an adapter of")
+            found = weights_digest(path)
+            if found != adapter.base_digest:
+                raise _wrong(path, found, adapter.base_digest, published, "is an adapter of")
             self._base = adapter.base, path
         elif isinstance(self._blobs, RemoteBlobStore):  # a folder's times say when a blob was put
             self._blobs.keep(adapter.base)
@@ -110,22 +120,36 @@ class LocalWeights:
         self._version = -1  # until it is verified: a delta that fails damages the file
         for delta in deltas:
             apply(self._path, self._blobs.get(delta.blob))
-        _verify(self._path, published.digest, f"{_name(published)} was published as")
+        self._verify(self._path, published)
         self._version, self._digest = deltas[-1].to_version, published.digest
         return self._path
 
+    def _verify(self, path: Path, published: PolicyPublished) -> None:
+        """Raises BlobError, with the tensors that differ, if a file has not the version."""
+        found = weights_digest(path)
+        if found != published.digest:
+            error = _wrong(path, found, published.digest, published, "was published as")
+            raise BlobError(f"{error}{self._differences(path, published)}")
 
-def _verify(path: Path, digest: bytes, expected: str) -> None:
-    """Raises BlobError if the weights in a file have another digest."""
-    found = weights_digest(path)
-    if found != digest:
-        raise BlobError(
-            f"the weights in {path} have the digest {found.hex()}, but {expected} {digest.hex()}"
-        )
+    def _differences(self, path: Path, published: PolicyPublished) -> str:
+        """Returns which tensors of a file are not those of a version, as the end of an error."""
+        table = published.tensor_digests
+        if table is None:
+            return ""
+        try:
+            expected = read_digests(self._blobs.get(table))
+            return f". {name_differences(expected, tensor_digests(path))}"
+        except (BlobError, DependencyError) as error:
+            return f". Which of its tensors differ can't be told: {error}"
 
 
-def _name(published: PolicyPublished) -> str:
-    return f"version {published.version} of policy {published.policy!r}"
+def _wrong(
+    path: Path, found: bytes, digest: bytes, published: PolicyPublished, expected: str
+) -> BlobError:
+    return BlobError(
+        f"the weights in {path} have the digest {found.hex()}, but version {published.version} of "
+        f"policy {published.policy!r} {expected} {digest.hex()}"
+    )
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
-from headrace.errors import BlobError, DependencyError
+from headrace.errors import BlobError, DamagedBlob, DependencyError
 from headrace.schemas.events import Blob
 from headrace.services.base.files import file_digest, sync_path
 from headrace.services.models.blob_owners import BlobOwners, SmallFiles, StoredBlob
@@ -117,9 +117,10 @@ class LocalBlobStore(BlobStore):
                 f"can't read blob {path}: {error}. Check the disk and the file's permissions"
             ) from error
         if (size, digest) != (blob.size, blob.sha256):
-            raise BlobError(
+            raise DamagedBlob(
                 f"blob {path} is damaged: it has {size} bytes of SHA-256 {digest.hex()}, but "
-                f"should have {blob.size} bytes of SHA-256 {blob.sha256.hex()}. Remove the file"
+                f"should have {blob.size} bytes of SHA-256 {blob.sha256.hex()}. Remove the file",
+                path,
             )
         return path
 

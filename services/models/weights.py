@@ -12,6 +12,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.resources import files
@@ -30,6 +31,9 @@ ADAPTER_CONFIG = "adapter_config.json"
 MAX_HEADER_BYTES = 64 * 1024 * 1024
 MAX_DIMENSIONS = 16
 CHUNK_BYTES = 1 << 20
+HASHING_THREADS = 4
+NAMED_TENSORS = 3
+"""How many tensors an error names."""
 MAX_INT = 2**63 - 1
 DTYPE_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
@@ -104,6 +108,50 @@ def tensors_digest(tensors: Iterable[tuple[TensorKind, Iterable[bytes]]]) -> byt
         for chunk in chunks:
             sha256.update(chunk)
     return sha256.digest()
+
+
+def tensor_digests(*sources: WeightsFile) -> dict[str, str]:
+    """Returns the digest of each tensor in hex, by name, sorted by name.
+
+    It is the `weights_digest` of a file that has this tensor alone. Raises BlobError if a file
+    can't be read or is damaged.
+    """
+
+    def digest(found: tuple[WeightsFile, TensorEntry]) -> str:
+        source, entry = found
+        with _opened(source) as (file, name):
+            kind = (entry.name, entry.dtype, entry.shape)
+            return tensors_digest([(kind, _chunks(file, entry, name))]).hex()
+
+    tensors = [(source, entry) for source in sources for entry in read_entries(source).values()]
+    tensors.sort(key=lambda found: found[1].name)
+    with ThreadPoolExecutor(HASHING_THREADS) as pool:
+        digests = pool.map(digest, tensors)
+        return {entry.name: found for (_, entry), found in zip(tensors, digests, strict=True)}
+
+
+def read_digests(file: Path) -> dict[str, str]:
+    """Returns the table of `tensor_digests` that a file has as JSON.
+
+    Raises BlobError if it has something else.
+    """
+    try:
+        table = json.loads(file.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise BlobError(f"can't read the digests of tensors in {file}: {error}") from error
+    if not isinstance(table, dict) or not all(isinstance(one, str) for one in table.values()):
+        raise BlobError(f"{file} has no digests of tensors: it must map names to digests")
+    return table
+
+
+def name_differences(expected: Mapping[str, str], found: Mapping[str, str]) -> str:
+    """Returns a sentence that names the tensors whose digests differ, or that only one side has."""
+    names = sorted(expected.keys() | found.keys())
+    wrong = [name for name in names if expected.get(name) != found.get(name)]
+    if not wrong:
+        return "All of its tensors are as they were published, so the published digest is wrong"
+    named = ", ".join(wrong[:NAMED_TENSORS]) + (", …" if len(wrong) > NAMED_TENSORS else "")
+    return f"{len(wrong)} of its {len(names)} tensors differ: {named}"
 
 
 def file_header(kinds: Iterable[TensorKind], metadata: Mapping[str, str] | None = None) -> bytes:

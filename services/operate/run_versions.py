@@ -24,6 +24,8 @@ from headrace.services.models.weights import (
     adapter_config,
     hub_model,
     model_folder,
+    name_differences,
+    tensor_digests,
     weights_digest,
 )
 
@@ -159,7 +161,7 @@ class VersionWriter:
             on_bytes=self._on_bytes,
         )
         if digest is not None:
-            self._verify(digest, *files)
+            self._verify(source, digest, *files)
 
     def _write_peft(self, folder: Path, adapter: AdapterWeights, home: Path) -> None:
         config = adapter_config(adapter.rank, adapter.alpha, adapter.targets)
@@ -183,11 +185,13 @@ class VersionWriter:
     def _copy_adapter(self, folder: Path) -> None:
         with disk_errors(f"write {folder / ADAPTER}"):
             shutil.copyfile(self.weights.path, folder / ADAPTER)
-        self._verify(self._version.published.digest, folder / ADAPTER)
+        self._verify(self.weights.path, self._version.published.digest, folder / ADAPTER)
 
-    def _verify(self, digest: bytes, *files: Path) -> None:
+    def _verify(self, source: Path, digest: bytes, *files: Path) -> None:
+        """`source` is the verified file that was written to `files`."""
         if weights_digest(*files) != digest:
+            differences = name_differences(tensor_digests(source), tensor_digests(*files))
             raise BlobError(
-                f"what was written to {files[0].parent} differs from version {self._version}: the "
-                "disk may be damaged. Try again, or use another disk"
+                f"what was written to {files[0].parent} differs from version {self._version}. "
+                f"{differences}. The disk may be damaged. Try again, or use another disk"
             )

@@ -59,10 +59,10 @@ def test_a_seeded_fault_fails_by_its_name(
     assert rule in broken(report) if rule else broken(report) == [], report
 
 
-@pytest.mark.long
-def test_the_trainer_on_accelerate_learns(
-    local_stack: local.LocalStack, namespace: str, tmp_path: Path
+def learn_the_quickstart(
+    local_stack: local.LocalStack, namespace: str, tmp_path: Path, program: Path
 ) -> None:
+    """A trainer's program joins a run, which reaches a mean reward of 0.95."""
     recipe = str(ACCELERATE.with_name("quickstart.toml"))
     headrace = (sys.executable, "-m", "headrace")
     address = {
@@ -75,7 +75,7 @@ def test_the_trainer_on_accelerate_learns(
     subprocess.run([*headrace, "apply", recipe], check=True, timeout=BOUND_S, env=variables)
     with (tmp_path / "output").open("wb") as output:
         trainer = subprocess.Popen(
-            [sys.executable, ACCELERATE], cwd=tmp_path, env=variables, stdout=output, stderr=output
+            [sys.executable, program], cwd=tmp_path, env=variables, stdout=output, stderr=output
         )
         try:
             run = [*headrace, "run", recipe, "--quiet", "--check", "reward>=0.95"]
@@ -84,6 +84,13 @@ def test_the_trainer_on_accelerate_learns(
         finally:
             trainer.kill()
             trainer.wait()
+
+
+@pytest.mark.long
+def test_the_trainer_on_accelerate_learns(
+    local_stack: local.LocalStack, namespace: str, tmp_path: Path
+) -> None:
+    learn_the_quickstart(local_stack, namespace, tmp_path, ACCELERATE)
 
 
 @pytest.mark.long

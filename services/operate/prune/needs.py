@@ -55,8 +55,8 @@ class Published:
     at: float
     """Epoch seconds."""
     blobs: frozenset[str] = frozenset()
-    """Blobs of full weights, of the deltas that build on them, of an adapter's base, and of the
-    trainer's logprobs."""
+    """Blobs of full weights, of the deltas that build on them, of an adapter's base, of the digests
+    of tensors, and of the trainer's logprobs."""
     tokenizer: str | None = None
 
 
@@ -157,8 +157,8 @@ class Prunable:
 
 
 def _blobs_of(published: PolicyPublished) -> list[Blob]:
-    logprobs = [] if published.logprobs is None else [published.logprobs]
-    return published.weight_blobs() + logprobs
+    beside = (published.logprobs, published.tensor_digests)
+    return published.weight_blobs() + [blob for blob in beside if blob is not None]
 
 
 def needed_versions(

@@ -54,6 +54,7 @@ def write_model(
         digest=stored.digest,
         full=stored.full,
         full_version=stored.full_version,
+        tensor_digests=stored.tensors,
         base=policy.model,
         dtype=policy.dtype,
         tokenizer=blobs.put((folder / "tokenizer.json").read_bytes(), "application/json"),

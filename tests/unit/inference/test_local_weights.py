@@ -19,6 +19,7 @@ from headrace.services.models.blobs import BlobStore, LocalBlobStore
 from headrace.services.models.deltas import diff
 from headrace.services.models.remote_blobs import RemoteBlobStore
 from headrace.services.models.weights import weights_digest
+from headrace.trainer.versions import VersionStore
 
 ELEMENTS = 2000
 
@@ -132,6 +133,96 @@ def test_a_sound_chain_to_a_wrong_digest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BlobError, match="was published as 0000"):
         scene.local.fetch(wrong)
     assert scene.fetch(2) == [0, 1, 2]
+
+
+class Damage:
+    """A version of two tensors by a delta, and another one of them whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self.blobs = LocalBlobStore(folder / "blobs")
+        self.local = LocalWeights(self.blobs, folder / "scratch" / "p")
+        store = VersionStore(self.blobs, full_every=2)
+        self.published = []
+        for version in range(3):
+            stored = store.add(version, self.weights(version))
+            self.published.append(
+                PolicyPublished(
+                    policy="p", version=version, status="trained", digest=stored.digest,
+                    full=stored.full, full_version=stored.full_version, deltas=stored.deltas,
+                    tensor_digests=stored.tensors,
+                )
+            )  # fmt: skip
+        assert [len(one.deltas) for one in self.published] == [0, 1, 0]
+
+    @staticmethod
+    def weights(version: int) -> bytes:
+        one = np.zeros(ELEMENTS, dtype=np.uint16)
+        one[:version] = 7
+        return save({"layers.0.a": one, "layers.1.b": one})
+
+    def error(self, published: PolicyPublished) -> str:
+        with pytest.raises(BlobError) as raised:
+            self.local.fetch(published)
+        return str(raised.value)
+
+
+def test_a_damaged_tensor_of_a_file_is_named(tmp_path: Path) -> None:
+    scene = Damage(tmp_path)
+    whole = scene.published[2].full
+    assert whole is not None
+    path = scene.blobs.get(whole)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    error = scene.error(scene.published[2])
+    assert "is damaged" in error
+    assert error.endswith("1 of its 2 tensors differ: layers.1.b")
+    path.write_bytes(data[:-1])
+    error = scene.error(scene.published[2])
+    assert "Which of its tensors differ can't be told: " in error
+    assert "its tensors end at byte" in error
+
+
+def test_a_tensor_that_deltas_made_wrong_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Damage(tmp_path)
+    after = scene.published[1]
+    scene.local.fetch(after)
+    made = diff(scene.weights(1), scene.weights(2), 1 << 20)
+    assert made is not None
+    link = WeightsDelta(blob=scene.blobs.put(made), from_version=1, to_version=2)
+    newest = scene.published[2].model_copy(
+        update={"full": after.full, "full_version": 0, "deltas": (*after.deltas, link)}
+    )
+    data = bytearray(scene.local._path.read_bytes())
+    data[-1] ^= 1
+    scene.local._path.write_bytes(data)
+    assert scene.local.fetch(newest).read_bytes() == scene.weights(2)
+    assert "1 of its 2 tensors differ: layers.1.b" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("own", "All of its tensors are as they were published, so the published digest is wrong"),
+        ("none", "was published as 0000"),
+        ("gone", "Which of its tensors differ can't be told: blob"),
+        ("text", "Which of its tensors differ can't be told: can't read the digests"),
+        ("list", "has no digests of tensors"),
+    ],
+)
+def test_a_wrong_digest_is_told_from_wrong_tensors(tmp_path: Path, table: str, words: str) -> None:
+    scene = Damage(tmp_path)
+    changes: dict[str, object] = {"digest": bytes(32)}
+    if table != "own":
+        given = {"text": b"{", "list": b"[1]"}.get(table)
+        changes["tensor_digests"] = None if given is None else scene.blobs.put(given)
+    if table == "gone":
+        changes["tensor_digests"] = Blob(sha256=bytes(32), size=3)
+    error = scene.error(scene.published[2].model_copy(update=changes))
+    assert words in error
+    assert ("tensors" in error) == (table != "none")
 
 
 def adapter_of(base: bytes, version: int, blobs: BlobStore) -> PolicyPublished:

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from headrace.errors import BlobError, UsageError
-from headrace.services.models.weights import MAX_HEADER_BYTES, model_folder, weights_digest
+from headrace.services.models.weights import (
+    MAX_HEADER_BYTES,
+    model_folder,
+    name_differences,
+    tensor_digests,
+    weights_digest,
+)
 
 A = np.arange(6, dtype=np.float32).reshape(2, 3)
 B = np.arange(4, dtype=np.int64)
@@ -55,6 +61,26 @@ def test_the_digest_is_of_the_tensors_not_of_the_layout(tmp_path: Path) -> None:
 )
 def test_the_digest_tells_tensors_apart(other: dict[str, Any]) -> None:
     assert weights_digest(save(other)) != weights_digest(save({"a": A, "b": B}))
+
+
+def test_a_tensors_digest_is_that_of_a_file_with_it_alone(tmp_path: Path) -> None:
+    file = tmp_path / "weights.safetensors"
+    file.write_bytes(save({"a": A}))
+    found = tensor_digests(save({"b": B}), file)
+    assert found == {
+        "a": weights_digest(save({"a": A})).hex(),
+        "b": weights_digest(save({"b": B})).hex(),
+    }
+    assert list(found) == ["a", "b"]
+
+
+def test_few_of_many_different_tensors_are_named() -> None:
+    table = {f"layer.{number}": "same" for number in range(400)}
+    other = table | {f"layer.{number}": "other" for number in range(5)}
+    assert name_differences(table, other) == (
+        "5 of its 400 tensors differ: layer.0, layer.1, layer.2, …"
+    )
+    assert name_differences(table, table | {"more": "x"}) == "1 of its 401 tensors differ: more"
 
 
 def test_an_empty_file_of_tensors_has_a_digest() -> None:

@@ -19,6 +19,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.weights import model_folder
+from headrace.services.operate.plan.memory_parts import TrainerMemory
+from headrace.services.operate.plan.model_shape import read_shape
 from headrace.trainer.forward.master_weights import MasterWeights
 from headrace.trainer.learner import Learner
 from headrace.trainer.model_loading import load_model
@@ -36,7 +38,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def learner(dtype: str, offload: bool, model: str = "tiny-llama", **training: Any) -> Learner:
+def policy_of(dtype: str, offload: bool, model: str, **training: Any) -> Policy:
     """A recipe refuses `offload` on a CPU, where it saves nothing. Here it shows the arithmetic.
 
     In float32 the copies share the memory of the master weights there; in bfloat16 they do not.
@@ -46,7 +48,11 @@ def learner(dtype: str, offload: bool, model: str = "tiny-llama", **training: An
     policy = Policy.model_validate(keys)
     assert policy.training is not None
     offloaded = policy.training.model_copy(update={"offload": offload})
-    return Learner(model_folder(model), policy.model_copy(update={"training": offloaded}))
+    return policy.model_copy(update={"training": offloaded})
+
+
+def learner(dtype: str, offload: bool, **training: Any) -> Learner:
+    return Learner(model_folder("tiny-llama"), policy_of(dtype, offload, "tiny-llama", **training))
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -133,15 +139,25 @@ def test_offload_is_refused_if_it_would_save_nothing(
         Policy.model_validate({"model": "m", "training": {"offload": True, **training}, **changes})
 
 
-def peak_of_a_version(folder: Path) -> tuple[int, int]:
-    """Trains and writes one version. Returns the model's parameters, and this process's peak."""
-    one = learner("bfloat16", True, str(folder), learning_rate=1e-5, activation_checkpointing=True)
+def resident(name: str) -> int:
+    """This process's VmRSS or VmHWM in bytes, as Linux says it."""
+    [line] = [one for one in Path("/proc/self/status").read_text().splitlines() if name in one]
+    return 1024 * int(line.split()[1])
+
+
+def peak_of_a_version(folder: Path) -> tuple[int, int, int, int]:
+    """Trains and writes one version. Returns the model's parameters, what this process took before
+    and at its peak, and what the planner says that training takes."""
+    before = resident("VmRSS")
+    settings = {"learning_rate": 1e-5, "activation_checkpointing": True}
+    policy = policy_of("bfloat16", True, str(folder), **settings)
+    one = Learner(folder, policy)
     one.train(batch(1)[:1])
     one.write_weights(folder / "version-1")
-    [line] = [
-        line for line in Path("/proc/self/status").read_text().splitlines() if "VmHWM" in line
-    ]
-    return sum(p.numel() for p in one._model.parameters()), 1024 * int(line.split()[1])
+    memory = TrainerMemory(policy, read_shape(folder), on_gpu=False)
+    planned = memory.total + sum(memory.host_parts().values())
+    parameters = sum(p.numel() for p in one._model.parameters())
+    return parameters, before, resident("VmHWM"), planned
 
 
 def memory() -> int:
@@ -170,7 +186,10 @@ def test_a_version_of_a_random_model_takes_18_bytes_a_parameter(
     heads = {"num_attention_heads": width // 64, "head_dim": 64}
     folder = a_folder(tmp_path / "model", **size, **heads, num_key_value_heads=width // 64)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        parameters, peak = pool.submit(peak_of_a_version, folder).result()
-    print(f"{parameters:,} parameters, peak {peak / GIB:.2f} GiB")
+        parameters, before, peak, planned = pool.submit(peak_of_a_version, folder).result()
+    taken = peak - before
+    print(f"{parameters:,} parameters, peak {peak / GIB:.2f} GiB, {before / GIB:.2f} GiB before")
+    print(f"planned {planned / GIB:.2f} GiB, {planned / taken:.2f} of what was taken")
     assert parameters == pytest.approx(billions * 1e9, rel=0.1)
     assert peak < min(18 * parameters + 1.5 * GIB, 24 * GIB)
+    assert planned == pytest.approx(taken, rel=0.15)

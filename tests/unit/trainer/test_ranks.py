@@ -204,7 +204,30 @@ def test_every_aggregation_equals_that_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_checkpoint_of_two_ranks_resumes_in_four_and_bfloat16_stays_near(tmp_path: Path) -> None:
+def test_a_checkpoint_of_two_ranks_goes_on_in_one_and_in_four(tmp_path: Path) -> None:
+    """With the moments of AdamW: they go into the versions that are trained after it."""
+    orders = Orders(tmp_path)
+    orders.add("saved", 2, save=str(tmp_path / "saved-by-two"))
+    onward: dict[str, Any] = {
+        "load": str(tmp_path / "saved-by-two"), "first": 6, "versions": 2,
+    }  # fmt: skip
+    straight = orders.add("straight", 1, versions=7)
+    one, two, four, again = (
+        orders.add(f"{number}-of-{size}", size, **onward)
+        for number, size in enumerate((1, 2, 4, 4))
+    )
+    orders.run()
+    for folder in (one, two, four):
+        print(f"{folder.name} differs from one process by {distance(straight, folder):.1e}")
+        assert 0 < distance(straight, folder) < TOLERANCE
+        assert result(folder)["updates"] == result(straight)["updates"]
+    assert (four / "weights").read_bytes() == (again / "weights").read_bytes()
+
+
+@pytest.mark.long
+def test_bfloat16_stays_near_and_a_checkpoint_of_two_ranks_is_the_same_in_four(
+    tmp_path: Path,
+) -> None:
     orders = Orders(tmp_path)
     rounded = {"dtype": "bfloat16"}
     one = orders.add("one", 1, rounded)

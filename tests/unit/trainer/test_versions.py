@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ def said(version: int, stored: StoredVersion) -> PolicyPublished:
         full=stored.full,
         full_version=stored.full_version,
         deltas=stored.deltas,
+        tensor_digests=stored.tensors,
     )
 
 
@@ -81,6 +83,20 @@ def test_a_chain_never_costs_as_much_as_whole_weights(tmp_path: Path) -> None:
         assert sum(delta.blob.size for delta in stored.deltas) < stored.full.size
         chains.add(len(stored.deltas))
     assert chains == {0, 1, 2, 3}
+
+
+def test_each_version_has_the_digests_of_its_tensors(tmp_path: Path) -> None:
+    """Also as a delta, and those of an older release are left as they are."""
+    blobs = LocalBlobStore(tmp_path)
+    store = VersionStore(blobs, full_every=3)
+    for version in range(3):
+        stored = store.add(version, weights(version))
+        assert stored.tensors is not None
+        table = json.loads(blobs.get(stored.tensors).read_text())
+        assert table == {"a": weights_digest(weights(version)).hex()}
+    older = said(2, stored).model_copy(update={"tensor_digests": None})
+    resumed = VersionStore(blobs, full_every=3).resume(older, weights(2))
+    assert resumed == StoredVersion.of(older)
 
 
 def test_unchanged_weights_are_those_of_before(tmp_path: Path) -> None:

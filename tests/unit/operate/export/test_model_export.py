@@ -119,7 +119,7 @@ def test_weights_that_the_disk_damaged_are_not_exported(
     monkeypatch.setattr(
         shards, "read_chunks", lambda *of: (bytes(len(chunk)) for chunk in read_chunks(*of))
     )
-    with pytest.raises(BlobError, match="differs from version ns/p@7"):
+    with pytest.raises(BlobError, match=r"version ns/p@7\. \d of its \d+ tensors"):
         export_version(version, blobs, tmp_path / "out")
     assert left(tmp_path) == []
 

@@ -69,16 +69,16 @@ def test_a_version_needs_the_whole_weights_and_the_deltas_that_it_builds_on() ->
     assert needed == {"default-98", "delta-99", "delta-100", "tokenizer", "t"}
 
 
-def test_a_version_needs_the_trainers_logprobs_as_long_as_its_weights() -> None:
+@pytest.mark.parametrize("field", ["logprobs", "tensor_digests"])
+def test_a_version_needs_what_describes_it_as_long_as_its_weights(field: str) -> None:
     space = Namespace("test", ended_at=0.0)
     for version in (1, 2):
-        space.add(
-            PolicyPublished(
-                policy="default", version=version, status="trained", digest=bytes(32),
-                full_version=version, logprobs=describe(bytes([version]), ""),
-            ),
-            NOW,
+        published = PolicyPublished(
+            policy="default", version=version, status="trained", digest=bytes(32),
+            full_version=version,
         )  # fmt: skip
+        described = {field: describe(bytes([version]), "")}
+        space.add(published.model_copy(update=described), NOW)
     first, second = (describe(bytes([version]), "").sha256.hex() for version in (1, 2))
     assert needed_blobs(space, 1, {}, NOW + 100) == {second}
     assert space.blobs() == {first, second}
