@@ -32,6 +32,8 @@ Attention = Callable[..., tuple[Tensor, None]]
 AT_ONCE = 512
 """Maximum number of queries of a call for several sequences, and of a call with a mask. Such a mask
 has one number for each of them and each key."""
+KEYS_AT_ONCE = 1 << 15
+"""Maximum number of keys of a call for several sequences."""
 KEPT = 4
 """Maximum number of keys for each token that are kept for the backward pass. If shared beginnings
 make more of them, they are gathered again."""
@@ -103,10 +105,13 @@ def _blocks(layout: Layout, device: torch.device) -> Iterator[Block]:
         pieces = list(alike)
         for chosen in rows([piece.length for piece in pieces], AT_ONCE):
             count = pieces[chosen[0]].length
-            step = AT_ONCE if shared and len(chosen) == 1 else count
-            for start in range(0, count, step):
-                part = [pieces[index] for index in chosen]
-                yield _block(layout, part, start, min(step, count - start), mask)
+            together = max(1, KEYS_AT_ONCE // (shared + count))
+            for first in range(0, len(chosen), together):
+                part = [pieces[index] for index in chosen[first : first + together]]
+                longest = part[0].length
+                step = AT_ONCE if shared and len(part) == 1 else longest
+                for start in range(0, longest, step):
+                    yield _block(layout, part, start, min(step, longest - start), mask)
 
 
 def _block(layout: Layout, pieces: Sequence[Piece], start: int, count: int, mask: Tensor) -> Block:
@@ -203,7 +208,8 @@ def _by_block(
 def _flashes(query: Tensor, value: Tensor) -> bool:
     """Whether torch's FlashAttention can compute it."""
     width = query.shape[-1]
-    return query.is_cuda and query.dtype != torch.float32 and width == value.shape[-1] <= WIDEST
+    fits = width == value.shape[-1] <= WIDEST and width % 8 == 0
+    return fits and query.is_cuda and query.dtype != torch.float32
 
 
 def _by_flash(

@@ -20,7 +20,7 @@ from headrace.services.models.even_rounding import WIDE_ATTENTION
 from headrace.services.models.weights import model_folder
 from headrace.trainer.collate import collate
 from headrace.trainer.forward import packed_attention
-from headrace.trainer.forward.packed_attention import AT_ONCE, PACKED, Packing
+from headrace.trainer.forward.packed_attention import AT_ONCE, KEYS_AT_ONCE, PACKED, Packing
 from headrace.trainer.learner import Learner
 from headrace.trainer.packing import layout
 from headrace.trainer.sequences import TokenSequence
@@ -171,8 +171,8 @@ def test_a_model_that_ignores_positions_is_padded(
     assert not learner(tmp_path, {})._forward.packed
 
 
-def test_blocks_have_few_queries_and_only_own_keys() -> None:
-    batch = [one.tokens for one in sequences(prompt=700, longest=900)]
+def test_a_call_for_several_sequences_has_few_queries_and_keys() -> None:
+    batch = [one.tokens for one in sequences(prompt=15_000, longest=900)]
     made = layout.packed(batch)
     packing = Packing.of(made, torch.device("cpu"))
     found = [block.keys for block in packing.blocks if isinstance(block.keys, Tensor)]
@@ -181,6 +181,7 @@ def test_blocks_have_few_queries_and_only_own_keys() -> None:
         if block.mask is not None:
             rows = 1 if isinstance(block.queries, slice) else len(block.queries)
             assert rows * block.mask.shape[2] <= AT_ONCE
+            assert rows == 1 or rows * block.mask.shape[3] <= KEYS_AT_ONCE
     assert packing.varlen.cuts[0][-1] == len(made.ids)
     assert packing.varlen.cuts[1][-1] == sum(map(len, batch))
 
@@ -198,3 +199,15 @@ def test_a_gpu_computes_all_sequences_by_one_call_of_flash_attention() -> None:
             inner, torch.nn.Module(), query, key, key, None, packing=packing, scaling=0.25
         )
     assert (found.shape, found.dtype) == ((1, length, 4, 32), torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and torch sees none")
+def test_on_a_gpu_flash_attention_gives_the_logprobs_of_padded_sequences(tmp_path: Path) -> None:
+    one = learner(
+        tmp_path, CONFIGS["grouped"], dtype="bfloat16", engine={"use": "vllm"},
+        training={"device": "cuda"},
+    )  # fmt: skip
+    assert one._forward.packed
+    padded, packed = (numbers(one, sequences(), packed=packed)[0] for packed in (False, True))
+    assert float((packed - padded).abs().mean()) <= 0.01
