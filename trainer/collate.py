@@ -1,4 +1,4 @@
-"""Packs token sequences into micro-batches, and turns a micro-batch into tensors.
+"""Turns the sequences of a micro-batch into tensors.
 
 Recomputes the token masks of answers that had to follow a JSON schema.
 """
@@ -19,6 +19,8 @@ from headrace.schemas.events import Sampling
 from headrace.schemas.packed import unpack_i32
 from headrace.services.models.json_schema import Schemas
 from headrace.services.models.tokens import single_ids
+from headrace.trainer.forward.packed_attention import Packing
+from headrace.trainer.packing import layout
 from headrace.trainer.sequences import Ints, TokenSequence, UnusableBatch, UnusableSample
 
 KEPT_BYTES = 256 << 20
@@ -104,33 +106,18 @@ def _unpacked(mask: bytes, vocabulary: int) -> NDArray[np.bool_]:
     return bits.view(np.bool_)
 
 
-def pack(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Divides sequences of these lengths into micro-batches: lists of indices, longest first.
-
-    A micro-batch of R sequences takes R x its longest length tokens, padding included. That is at
-    most `max_tokens`, unless a single sequence is longer.
-    """
-    micro_batches: list[list[int]] = []
-    longest = 0
-    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        if micro_batches and (len(micro_batches[-1]) + 1) * longest <= max_tokens:
-            micro_batches[-1].append(index)
-        else:
-            micro_batches.append([index])
-            longest = lengths[index]
-    return micro_batches
-
-
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """B sequences for the model, and the N trained tokens among them, flat."""
+    """Sequences for the model, and the N trained tokens among them, flat."""
 
     ids: Tensor
-    """[B, L] int64: token ids, padded on the right. Under a causal mask no token sees padding."""
+    """[B, L] int64: token ids. Each row is a sequence that is padded on the right, or with
+    `packing` one row has all sequences."""
     rows: Tensor
-    """[N] int64: the row of each trained token in `ids`."""
+    """[N] int64: the row in `ids` of the token before each trained token."""
     before: Tensor
-    """[N] int64: the column before each trained token. The model's output there predicts it."""
+    """[N] int64: the column of the token before each trained token. The model's output there
+    predicts it."""
     targets: Tensor
     """[N] int64: ids of the trained tokens."""
     temperature: Tensor
@@ -147,6 +134,8 @@ class Inputs:
     """[S] int64: indices of the sampled tokens among the N."""
     demonstrated: Tensor
     """[N - S] int64: indices of the demonstrated tokens among the N."""
+    packing: Packing | None = None
+    """Which tokens belong together. None if each row is a sequence."""
 
 
 def collate(
@@ -154,20 +143,25 @@ def collate(
     vocabulary: int,
     device: torch.device,
     schemas: SchemaMasks | None = None,
+    *,
+    packed: bool = False,
 ) -> Inputs:
-    """Pads and joins sequences, of which there is at least one.
+    """Joins sequences, of which there is at least one: packed, or else padded.
 
     `vocabulary` is V. `schemas` is needed if a sampling has a JSON schema. Raises UnusableSample if
     an answer's masks can't be recomputed.
     """
-    ids = np.zeros((len(sequences), max(len(one.tokens) for one in sequences)), dtype=np.int64)
-    for row, one in enumerate(sequences):
-        ids[row, : len(one.tokens)] = one.tokens
-    positions = np.concatenate([one.positions for one in sequences])
-    rows = np.repeat(np.arange(len(sequences)), [len(one.positions) for one in sequences])
+    tokens = [one.tokens for one in sequences]
+    if packed:
+        made = layout.packed(tokens)
+        ids, places, packing = made.ids[None], made.places, Packing.of(made, device)
+    else:
+        (ids, places), packing = layout.padded(tokens), None
+    before = [at[one.positions - 1] for at, one in zip(places, sequences, strict=True)]
+    rows, columns = np.divmod(np.concatenate(before), ids.shape[1])
     runs = [run for one in sequences for run in one.samplings]
     temperatures = np.repeat([one.temperature for one, _ in runs], [count for _, count in runs])
-    targets = ids[rows, positions]
+    targets = np.concatenate([one.tokens[one.positions] for one in sequences])
     allowed, numbers = _allowed(sequences, targets, vocabulary, schemas)
     demonstrated = np.concatenate([one.demonstrated for one in sequences])
 
@@ -177,7 +171,7 @@ def collate(
     return Inputs(
         ids=tensor(ids, torch.int64),
         rows=tensor(rows, torch.int64),
-        before=tensor(positions - 1, torch.int64),
+        before=tensor(columns, torch.int64),
         targets=tensor(targets, torch.int64),
         temperature=tensor(temperatures, torch.float32).unsqueeze(1),
         allowed=None if allowed is None else allowed.to(device),
@@ -186,6 +180,7 @@ def collate(
         advantages=tensor(np.concatenate([one.advantages for one in sequences]), torch.float32),
         sampled=tensor(np.flatnonzero(~demonstrated), torch.int64),
         demonstrated=tensor(np.flatnonzero(demonstrated), torch.int64),
+        packing=packing,
     )
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from headrace.errors import HeadraceError
-from headrace.trainer.collate import pack
 from headrace.trainer.sequences import (
     NothingFits,
     TokenSequence,
@@ -45,7 +44,9 @@ class Remaining:
 
     updates: Sequence[UpdateBatch]
     max_tokens: int
-    """Maximum number of tokens of one micro-batch, including padding."""
+    """Maximum number of tokens of one micro-batch."""
+    largest: Callable[[UpdateBatch, int], int]
+    """Returns the tokens of the largest micro-batch of an update, from the maximum."""
     reasons: list[str] = field(default_factory=list)
     """Why samples were dropped, one reason for each."""
     too_large: int = 0
@@ -60,7 +61,7 @@ class Remaining:
         """
         self.retries += 1
         longest = max(len(one.tokens) for one in self._sequences())
-        largest = max(self._micro_batches())
+        largest = max(self.largest(update, self.max_tokens) for update in self.updates)
         if largest > longest:
             self.max_tokens = max(longest, largest // 2)
             return
@@ -120,12 +121,3 @@ class Remaining:
 
     def _sequences(self) -> Iterator[TokenSequence]:
         return (one for update in self.updates for one in update.sequences)
-
-    def _micro_batches(self) -> list[int]:
-        """Returns the number of tokens of each micro-batch, padding included."""
-        return [
-            len(chosen) * max(lengths[index] for index in chosen)
-            for update in self.updates
-            for lengths in [[len(one.tokens) for one in update.sequences]]
-            for chosen in pack(lengths, self.max_tokens)
-        ]

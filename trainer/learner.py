@@ -132,7 +132,7 @@ class Learner:
         before. Raises HeadraceError if the optimizer failed while it changed the weights and no
         copy of them is left: then this learner must not be used any more.
         """
-        remaining = Remaining(updates, self._settings.max_tokens)
+        remaining = Remaining(updates, self._settings.max_tokens, self._forward.largest)
         return remaining.train(lambda: self._train(remaining.updates, remaining.max_tokens, stop))
 
     def _train(
@@ -168,7 +168,7 @@ class Learner:
         Learns nothing. Drops samples as `train` does. Raises UnusableBatch
         if none remains, and Stopped.
         """
-        remaining = Remaining([update], self._settings.max_tokens)
+        remaining = Remaining([update], self._settings.max_tokens, self._forward.largest)
         found = remaining.train(
             lambda: self._measure(remaining.updates[0], remaining.max_tokens, stop)
         )
@@ -202,9 +202,7 @@ class Learner:
 
     def _plan(self, update: UpdateBatch, max_tokens: int) -> UpdatePlan:
         check_lengths(update, self._positions)
-        lengths = [len(one.tokens) for one in update.sequences]
-        packed, missing = self._ranks.share(lengths, max_tokens, self._forward.width)
-        return UpdatePlan(update, packed, self._loss, self.device, missing)
+        return self._forward.plan(update, max_tokens, self._loss)
 
     def _note_start(
         self, plan: UpdatePlan, stop: threading.Event | None, *, logprobs: bool

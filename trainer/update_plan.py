@@ -24,17 +24,17 @@ class UpdatePlan:
         micro_batches: Sequence[Sequence[int]],
         loss: Loss,
         device: torch.device,
-        missing: int = 0,
+        read: int,
     ) -> None:
-        """`micro_batches` has the indices of each micro-batch's sequences. If other ranks have
-        more micro-batches, so many are `missing`."""
+        """`micro_batches` has the indices of the sequences of each micro-batch of this rank. Some
+        are empty if there is no work for all ranks. `read` is as the attribute."""
         counts = [len(one.positions) for one in update.sequences]
         samples = [one.sample for one in update.sequences]
         weights = token_weights(counts, samples, loss.reduction, loss.constant)
         self.weights = torch.from_numpy(weights).to(device)
         """[T] float32: the factor of each token's term in the loss."""
         self.sequences = update.sequences
-        self.read = sum(len(one.tokens) for one in update.sequences)
+        self.read = read
         """How many tokens the model reads for the update, without padding, over all ranks."""
         self._all = _all_tokens(update, counts, device)
         self.demonstrated = torch.from_numpy(
@@ -49,11 +49,12 @@ class UpdatePlan:
                 torch.cat([tokens[index] for index in chosen]).to(device),
             )
             for chosen in micro_batches
+            if chosen
         ]
         """The sequences of each micro-batch of this rank, and the indices of their trained tokens,
         [N] int64."""
         shortest = min(update.sequences, key=lambda one: len(one.tokens))
-        self.fillers = [[shortest]] * missing
+        self.fillers = [[shortest]] * (len(micro_batches) - len(self.micro_batches))
         """What this rank runs the model with, in vain, while others have more micro-batches."""
         self.proximal: Tensor | None = None
         """[T] float32: logprobs at the batch's start. None if the new ones are those."""

@@ -125,7 +125,8 @@ class Training(Settings):
     """Number of times that a batch is trained on. Each epoch has the same minibatches in the same
     sequence."""
     max_tokens: Positive = 16_384
-    """Maximum number of tokens of one micro-batch, including padding."""
+    """Maximum number of tokens of one micro-batch, unless one sequence is longer. A beginning that
+    several of its sequences have counts once. For a model that can't be packed, padding counts."""
     max_skipped: Positive = 5
     """If so many batches in a row can't be trained on, for example because the loss is not finite,
     the run stops and says why."""

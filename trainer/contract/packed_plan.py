@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from headrace.errors import UsageError
 from headrace.schemas.events import Sampling
 from headrace.trainer.contract.training_batch import SampleOrigin, TrainingBatch
+from headrace.trainer.packing.micro_batches import divide
 from headrace.trainer.sequences import Bools, Floats, Ints, TokenSequence
 
 Cuts = NDArray[np.int32]
@@ -104,32 +105,6 @@ def plan(batch: TrainingBatch, ranks: int, max_tokens: int) -> list[list[PackedM
         [_packed(batch, [batch.sequences[index] for index in one]) for one in of_rank]
         for of_rank in chosen
     ]
-
-
-def divide(lengths: Sequence[int], ranks: int, max_tokens: int) -> list[list[list[int]]]:
-    """Divides sequences of these lengths: [ranks][M] lists of their indices, as `plan` has it."""
-    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
-    count = max(1, -(-sum(lengths) // (max_tokens * ranks))) * ranks
-    while (bins := _fill(lengths, order, count, max_tokens)) is None:
-        count += ranks
-    # Neighbours have similar sizes, so those of one step do.
-    bins.sort(key=lambda one: (-sum(lengths[index] for index in one), one))
-    return [bins[rank::ranks] for rank in range(ranks)]
-
-
-def _fill(
-    lengths: Sequence[int], order: Sequence[int], count: int, max_tokens: int
-) -> list[list[int]] | None:
-    """Puts each sequence into the emptiest of `count` bins. Returns None if one has no room."""
-    bins: list[list[int]] = [[] for _ in range(count)]
-    loads = np.zeros(count, dtype=np.int64)
-    for index in order:
-        emptiest = int(loads.argmin())
-        if loads[emptiest] and loads[emptiest] + lengths[index] > max_tokens:
-            return None
-        bins[emptiest].append(index)
-        loads[emptiest] += lengths[index]
-    return bins
 
 
 def _packed(batch: TrainingBatch, sequences: Sequence[TokenSequence]) -> PackedMicroBatch:

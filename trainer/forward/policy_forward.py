@@ -13,9 +13,12 @@ from torch import Tensor
 
 from headrace.services.models.output_head import ChosenHidden
 from headrace.trainer.collate import Inputs, SchemaMasks, collate
+from headrace.trainer.forward.packable import learn_to_pack
 from headrace.trainer.forward.token_logprobs import token_logprobs
+from headrace.trainer.losses.loss import Loss
+from headrace.trainer.packing.micro_batches import Packer
 from headrace.trainer.ranks.ranks import ALONE, Ranks
-from headrace.trainer.sequences import TokenSequence, raise_if_stopped
+from headrace.trainer.sequences import TokenSequence, UpdateBatch, raise_if_stopped
 from headrace.trainer.update_plan import UpdatePlan
 
 
@@ -37,6 +40,9 @@ class PolicyForward:
         self._entropy_gradient = entropy_gradient
         self.width = self._hidden_at.width
         """H, the width of the hidden states."""
+        self.packed = learn_to_pack(model, self._hidden_at, device)
+        """Whether the model reads packed sequences, instead of padded ones."""
+        self._packer = Packer(ranks.size, self.width, self.packed)
         self.vocabulary = int(model.config.vocab_size)
         self._schemas = SchemaMasks(folder, self.vocabulary)
 
@@ -52,9 +58,25 @@ class PolicyForward:
 
         def work() -> Inputs:
             raise_if_stopped(stop)
-            return collate(sequences, self.vocabulary, self._device, self._schemas)
+            known = (self.vocabulary, self._device, self._schemas)
+            return collate(sequences, *known, packed=self.packed)
 
         return self._ranks.together(work)
+
+    def plan(self, update: UpdateBatch, max_tokens: int, loss: Loss) -> UpdatePlan:
+        """Divides an update into micro-batches of at most `max_tokens` tokens, among the ranks."""
+        tokens = [one.tokens for one in update.sequences]
+        shares = self._packer.divide(tokens, max_tokens)
+        chosen = [[tokens[index] for index in one] for share in shares for one in share]
+        read = sum(map(self._packer.read, chosen))
+        return UpdatePlan(update, shares[self._ranks.rank], loss, self._device, read)
+
+    def largest(self, update: UpdateBatch, max_tokens: int) -> int:
+        """Returns the tokens of the largest micro-batch of an update, padding included."""
+        tokens = [one.tokens for one in update.sequences]
+        shares = self._packer.divide(tokens, max_tokens)
+        chosen = [[tokens[index] for index in one] for share in shares for one in share]
+        return max(map(self._packer.size, chosen))
 
     @contextmanager
     def keeping_masks(self) -> Iterator[None]:
@@ -66,7 +88,10 @@ class PolicyForward:
 
     def hidden(self, inputs: Inputs) -> Tensor:
         """Returns the last hidden states [N, H] before the trained tokens, which predict them."""
-        return self._hidden_at(inputs.rows, inputs.before, input_ids=inputs.ids, use_cache=False)
+        more: dict[str, Any] = {"input_ids": inputs.ids, "use_cache": False}
+        if inputs.packing is not None:
+            more |= {"position_ids": inputs.packing.positions, "packing": inputs.packing}
+        return self._hidden_at(inputs.rows, inputs.before, **more)
 
     def logprobs(self, inputs: Inputs, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Returns logprobs [N] of the trained tokens and entropies [N] of their distributions.

@@ -149,7 +149,7 @@ class Totals:
         is that of the last update and absent if there was none with a gradient, `masked_updates`
         counts the updates in which the loss clipped or masked every token, `tokens` and
         `demonstrated_tokens` are counts, of each epoch again, and so is `tokens_read`, the number
-        of all tokens that the sequences have. Those of `_engine_metrics` are over
+        of all tokens that the model reads without padding. Those of `_engine_metrics` are over
         fresh tokens. A critic adds those of `value_metrics`, the mean `value_loss`, and the maximum
         `critic_grad_norm`. The others are means over sampled tokens (`kl`, `reference_kl`,
         `teacher_kl` and `entropy` in nats), but `cross_entropy`, in nats, is a mean over

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -21,7 +21,6 @@ from torch.distributed.tensor import DTensor
 
 from headrace.errors import DependencyError, UsageError
 from headrace.services.models.even_rounding import round_evenly
-from headrace.trainer.ranks.shares import plan
 from headrace.trainer.sequences import Stopped, UnusableBatch
 
 T = TypeVar("T")
@@ -91,18 +90,6 @@ class Ranks:
         """Drops what is put together of the model. Call it after each change of the weights."""
         for module in self._sharded:
             module.reshard()
-
-    def share(
-        self, lengths: Sequence[int], max_tokens: int, width: int
-    ) -> tuple[list[list[int]], int]:
-        """Returns this rank's micro-batches of sequences of these lengths, and the number missing.
-
-        All ranks must run the model equally often, so a rank with fewer micro-batches than another
-        one runs it in vain so many times.
-        """
-        shares = plan(lengths, self.size, max_tokens, width)
-        own = shares[self.rank]
-        return own, max(map(len, shares)) - len(own)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Replaces the tensor with its sum over all ranks, and returns it."""

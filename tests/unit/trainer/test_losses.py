@@ -71,7 +71,7 @@ def evaluate(
 ) -> tuple[float, torch.Tensor]:
     """The reduced loss in float64, and its gradient by the new logprobs of the update's tokens."""
     count = len(update.sequences)
-    plan = UpdatePlan(update, micro_batches or [list(range(count))], loss, CPU)
+    plan = UpdatePlan(update, micro_batches or [list(range(count))], loss, CPU, read=0)
     plan._all = replace(plan._all, behaviour=plan._all.behaviour.double())
     plan.proximal = torch.from_numpy(proximal)
     plan.reference = torch.from_numpy(REFERENCE + proximal) if loss.needs_reference else None
@@ -400,7 +400,7 @@ def test_a_sample_of_many_sequences_weighs_as_much_as_one_of_a_single_one(
 
 def test_the_indices_say_what_a_token_belongs_to() -> None:
     update, _ = update_of([2, 1, 3], seed=0)
-    plan = UpdatePlan(update, [[2, 0], [1]], GrpoLoss(), CPU)
+    plan = UpdatePlan(update, [[2, 0], [1]], GrpoLoss(), CPU, read=0)
     [(_, tokens), _] = plan.micro_batches
 
     batch = plan.tokens(tokens, torch.zeros(5))
@@ -483,7 +483,7 @@ def test_the_expected_gradient_of_distillation_is_that_of_the_reverse_kl() -> No
     new = logits.log_softmax(-1)
     engine, known = behaviour.log_softmax(-1), teacher.log_softmax(-1)
     update, _ = update_of([6], seed=0)
-    plan = UpdatePlan(update, [[0]], GrpoLoss(), CPU)
+    plan = UpdatePlan(update, [[0]], GrpoLoss(), CPU, read=0)
     batch = replace(plan.tokens(torch.arange(6), new), behaviour=engine, teacher=known)
     loss = load_loss({"use": "distill", "importance_cap": 1e9, "clip": 1e9})
 

@@ -189,7 +189,7 @@ def by_us(
         rows = [array[row, :length] for row, length in enumerate(LENGTHS)]
         return torch.from_numpy(np.concatenate(rows))
 
-    plan = UpdatePlan(update, [range(len(LENGTHS))], loss, torch.device("cpu"))
+    plan = UpdatePlan(update, [range(len(LENGTHS))], loss, torch.device("cpu"), read=0)
     plan.proximal, plan.reference = flat(old), flat(reference) if kl else None
     leaf = flat(new).requires_grad_()
     [(_, tokens)] = plan.micro_batches

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace import PackedMicroBatch, SampleOrigin, TrainingBatch, plan
 from headrace.errors import UsageError
 from headrace.schemas.events import Sampling
-from headrace.trainer.contract.packed_plan import divide
+from headrace.trainer.packing.micro_batches import divide
 from headrace.trainer.sequences import TokenSequence
 
 WARM = Sampling(max_tokens=2, temperature=0.5)

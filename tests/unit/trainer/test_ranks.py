@@ -19,13 +19,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.weights import model_folder
-from headrace.trainer.collate import pack
 from headrace.trainer.ranks.rank_group import outside_rank
-from headrace.trainer.ranks.shares import cost, plan
 from headrace.trainer.sequences import UnusableSample
 
 PROGRAM = Path(__file__).with_name("ranks_program.py")
-LENGTHS = [700, 30, 512, 90, 90, 2048, 1, 333, 4096, 64]
 TOLERANCE = 1e-6
 """The largest difference of a weight after 5 versions, in float32."""
 
@@ -65,29 +62,6 @@ def distance(one: Path, another: Path) -> float:
 def result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "result").read_text())
     return found
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 3, 20])
-def test_each_sequence_has_one_rank_and_the_load_is_even(ranks: int) -> None:
-    shares = plan(LENGTHS, ranks, 4096)
-    assert sorted(index for share in shares for chosen in share for index in chosen) == list(
-        range(len(LENGTHS))
-    )
-    loads = [sum(cost(LENGTHS[i], 1024) for chosen in share for i in chosen) for share in shares]
-    assert max(loads) <= sum(loads) / ranks + cost(max(LENGTHS), 1024)
-    for share in shares:
-        for chosen in share:
-            lengths = [LENGTHS[index] for index in chosen]
-            assert len(chosen) == 1 or len(chosen) * max(lengths) <= 4096
-
-
-def test_one_rank_packs_as_one_process_does() -> None:
-    assert plan(LENGTHS, 1, 4096) == [pack(LENGTHS, 4096)]
-
-
-def test_a_long_sequence_counts_for_more_than_its_tokens() -> None:
-    """By tokens alone the second rank would have as much as the first one."""
-    assert plan([4000, *[500] * 8], 2, 4096, width=64)[0] == [[0]]
 
 
 def a_folder(folder: Path, **config: Any) -> Path:

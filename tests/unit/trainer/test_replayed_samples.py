@@ -45,7 +45,7 @@ def test_the_expected_gradient_of_a_replayed_token_is_that_of_the_policy(name: s
     new, behaviour = logits.log_softmax(-1), old.log_softmax(-1)
     update, _ = update_of([1] * 6, seed=0)
     update = UpdateBatch([replace(one, use=1) for one in update.sequences], newest=9)
-    plan = UpdatePlan(update, [[0]], GrpoLoss(), CPU)
+    plan = UpdatePlan(update, [[0]], GrpoLoss(), CPU, read=0)
     batch = replace(plan.tokens(torch.arange(6), new.detach()), behaviour=behaviour)
     assert (batch.uses == 1).all()
     assert (batch.staleness > 5).all()

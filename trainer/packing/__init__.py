@@ -1,0 +1,1 @@
+"""Packs sequences into micro-batches without padding, and divides these among ranks. No torch."""
