@@ -183,6 +183,14 @@ class ScoringEngine(Protocol):
         """
 
 
+@runtime_checkable
+class FailingEngine(Protocol):
+    """What an engine needs besides `Engine` so that its worker ends although no prompt is there."""
+
+    async def failed(self) -> None:
+        """Waits until the engine can't recover, and then raises HeadraceError."""
+
+
 def check_score(prompt: ScorePrompt, vocabulary: int) -> None:
     """Raises ValueError with the reason if no engine could ever score this sequence."""
     ids = [("token", prompt.tokens), *(("allowed", run.allowed) for run in prompt.runs)]

@@ -23,7 +23,7 @@ from headrace.services.base.concurrency import until_first
 from headrace.services.base.plugins import load
 from headrace.services.base.reveal import reveal
 from headrace.services.inference.drain import Drain
-from headrace.services.inference.engine import Engine, EngineSetup
+from headrace.services.inference.engine import Engine, EngineSetup, FailingEngine
 from headrace.services.inference.engine_slots import Slots
 from headrace.services.inference.local_weights import LocalWeights, scratch_folder
 from headrace.services.inference.pinned import PinnedVersions
@@ -71,7 +71,9 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
         }
         try:
             await until_first(
-                shared.run(context.log), _serve(context, served, pinned, scratch, shared)
+                shared.run(context.log),
+                _serve(context, served, pinned, scratch, shared),
+                *(engine.failed() for engine, _ in engines if isinstance(engine, FailingEngine)),
             )
         finally:
             for versions in pinned.values():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -122,7 +122,14 @@ class GrammarState:
             raise ValueError(f"token {token} does not follow the JSON schema")
 
 
-def masked(logits: Tensor, grammars: Sequence[GrammarState | None]) -> Tensor:
+class Allows(Protocol):
+    """A mask of one row, as a GrammarState has it."""
+
+    def allowed(self) -> Tensor:
+        """Returns the ids that may come next, [V] bool."""
+
+
+def masked(logits: Tensor, grammars: Sequence[Allows | None]) -> Tensor:
     """Sets the logits [n, V or more] that a grammar state forbids to -inf, inside `logits`.
 
     Each row has its own state. A row whose state is None allows every id.

@@ -32,6 +32,8 @@ needs_gpu = (
 )
 VLLM = [
     pytest.param("vllm", marks=needs_vllm),
+    # Its model is in two ranks. Their start takes half a minute.
+    pytest.param("vllm-tp2", marks=(*needs_vllm, pytest.mark.long)),
     pytest.param("vllm-cuda", marks=(*needs_vllm, *needs_gpu)),
 ]
 """vLLM's build must be for the device."""
@@ -43,6 +45,7 @@ NARROW = [
     "torch-bfloat16",
     pytest.param("torch-cuda-bfloat16", marks=needs_gpu),
     pytest.param("vllm-bfloat16", marks=needs_vllm),
+    pytest.param("vllm-tp2-bfloat16", marks=(*needs_vllm, pytest.mark.long)),
     pytest.param("vllm-cuda-bfloat16", marks=(*needs_vllm, *needs_gpu)),
 ]
 """The same in bfloat16."""
@@ -59,6 +62,8 @@ def make_engine_of(
     name, *words = kind.split("-")
     device = "cuda" if "cuda" in words else "cpu"
     dtype = str(dtype_of(kind)).removeprefix("torch.")
+    if "tp2" in words:
+        options["tensor_parallel_size"] = 2
     setup = EngineSetup(
         model, slots, device=device, dtype=dtype, options=options, adapters=adapters, rank=rank
     )

@@ -107,7 +107,8 @@ def test_scores_are_the_trainers_logprobs(kind: str, model: Path) -> None:
             differences.append((torch.tensor(answer.logprobs) - ours).abs())
         difference = torch.cat(differences)
         # The torch engine computes what the trainer computes. vLLM's kernels round elsewhere.
-        most = 1e-4 if kind.startswith("torch") else 5e-2 if "bfloat16" in kind else 1e-3
+        narrow = 1.5e-1 if "tp2" in kind else 5e-2  # Each rank rounds its part of a sum.
+        most = 1e-4 if kind.startswith("torch") else narrow if "bfloat16" in kind else 1e-3
         assert difference.quantile(0.95) <= most, kind
         assert engine.capacity().free_slots == 256
         await engine.close(1)

@@ -20,6 +20,19 @@ from headrace.schemas.recipe.tables import (
 Chosen = TypeVar("Chosen", bound=Settings)
 OPENAI = "openai"
 """The engine that asks a server."""
+VLLM_PROCESSES = frozenset(
+    {
+        *(
+            "pipeline_parallel_size",
+            "decode_context_parallel_size",
+            "prefill_context_parallel_size",
+        ),
+        *("data_parallel_size", "data_parallel_size_local", "data_parallel_backend", "nnodes"),
+        *("distributed_executor_backend", "worker_cls", "worker_extension_cls"),
+        *("weight_transfer_config", "enable_elastic_ep"),
+    }
+)
+"""Arguments of vLLM that would start other processes than Headrace ends and brings weights to."""
 SecretTable = dict[Literal["env", "file"], str]
 """A reference to a secret, as the recipe writes it."""
 
@@ -65,8 +78,23 @@ class VllmOptions(Settings):
     `keep` goes on with the cache and records the generation as one with mixed KV. `recompute`
     computes it again for the prompt and the tokens so far, with the new weights. Later prompts
     never use a cache of older weights."""
+    tensor_parallel_size: Positive = 1
+    """Number of GPUs of one machine that share the model. Each has a shard of every layer and of
+    the KV cache, in a process of its own. It must divide the model's attention heads."""
     arguments: dict[str, Any] = {}
     """Further `EngineArgs` of vLLM, for example `gpu_memory_utilization`."""
+
+    @field_validator("arguments")
+    @classmethod
+    def _leaves_processes_alone(cls, value: dict[str, Any]) -> dict[str, Any]:
+        if "tensor_parallel_size" in value:
+            raise ValueError("tensor_parallel_size is an option beside `arguments`: move it there")
+        if taken := sorted(VLLM_PROCESSES & set(value)):
+            raise ValueError(
+                f"{', '.join(taken)}: Headrace can't use it. An engine has the processes of "
+                "`tensor_parallel_size` and no others. For more throughput, start more workers"
+            )
+        return value
 
 
 class OpenaiOptions(Settings):

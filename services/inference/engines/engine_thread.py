@@ -71,6 +71,7 @@ class ThreadedEngine(Engine):
         self._changing: asyncio.Future[None] | None = None
         self._closed = False
         self._death: HeadraceError | None = None
+        self._died = asyncio.Event()
         self._inbox: queue.SimpleQueue[AnyRow | WeightsChange | None] = queue.SimpleQueue()
         self._waiting: list[tuple[int, int, AnyRow]] = []
         """A heap, ordered by priority and then by arrival."""
@@ -130,6 +131,12 @@ class ThreadedEngine(Engine):
         if self._thread is not None:
             self._inbox.put(None)
             await asyncio.to_thread(self._thread.join)
+
+    async def failed(self) -> None:
+        """As `FailingEngine.failed`."""
+        await self._died.wait()
+        assert self._death is not None
+        raise self._death
 
     async def _grammar(self, prompt: EnginePrompt | ScoredRun) -> GrammarState | None:
         """Returns the grammar state at the start of an answer, if it has to follow a schema."""
@@ -192,6 +199,7 @@ class ThreadedEngine(Engine):
         self._death = HeadraceError(
             f"the thread of the {self.name} engine ended: {reason}. Restart the worker"
         )
+        self._died.set()
         for future in (*self._in_flight, self._changing):
             if future is not None:
                 _settle(future, self._death)

@@ -19,6 +19,7 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.resources.engine_settings import VllmOptions
 from headrace.services.inference.engine import AdapterWeights, EngineSetup
 from headrace.services.inference.engines.vllm_masks import VllmSchemaMasks
+from headrace.services.inference.engines.vllm_ranks.running import rank_arguments
 from headrace.services.models.weights import ADAPTER, ADAPTER_CONFIG, adapter_config
 
 ADAPTING = ("enable_lora", "max_loras", "max_lora_rank", "load_format")
@@ -49,6 +50,7 @@ def vllm_arguments(setup: EngineSetup, options: VllmOptions) -> dict[str, Any]:
         "async_scheduling": False,
         "scheduling_policy": "priority",
         "disable_log_stats": True,
+        **rank_arguments(options.tensor_parallel_size),
     }
     if taken := sorted({"seed", *ours, *ADAPTING} & set(options.arguments)):
         raise UsageError(

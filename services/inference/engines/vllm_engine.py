@@ -1,11 +1,12 @@
-"""Continuous batching with vLLM, on its CPU build or one GPU.
+"""Continuous batching with vLLM, on its CPU build or on GPUs.
 
 vLLM runs in this process, and the engine's thread calls its steps. So no vLLM process can outlive
 the worker or hold a GPU after it, and a change between two steps is a change between two tokens.
 A separate engine process would free this process's interpreter lock, but so do more workers
-(docs/decisions/0010).
+(docs/decisions/0010). With `tensor_parallel_size` only the model is in other processes, which end
+with this one (docs/decisions/0068).
 
-It does not serve one model on several GPUs. The same seed may draw other tokens in another batch.
+The same seed may draw other tokens in another batch.
 vLLM's CPU build serves attention heads of 32, 64, 80, 96, 112, 128, … dimensions.
 """
 
@@ -15,7 +16,6 @@ import concurrent.futures
 import gc
 import logging
 import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,14 +28,23 @@ ENVIRONMENT = {
     "VLLM_CONFIGURE_LOGGING": "0",
     # Otherwise every worker would bind its threads to the same cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Ranks that hang are killed after this time.
+    "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "3",
 }
 for _name, _value in ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)
+# A rank that is forked would hold the worker's sockets and pipes.
+os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
 
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
-from headrace.errors import InfrastructureError, UsageError  # noqa: E402
+from headrace.errors import (  # noqa: E402
+    DependencyError,
+    HeadraceError,
+    InfrastructureError,
+    UsageError,
+)
 from headrace.schemas.recipe.resources.engine_settings import VllmOptions, engine_options  # noqa: E402
 from headrace.services.inference.engine import (  # noqa: E402
     AdapterWeights,
@@ -57,14 +66,14 @@ try:
     from vllm.lora.request import LoRARequest
     from vllm.platforms import current_platform
     from vllm.sampling_params import RequestOutputKind
-    from vllm.v1.engine.llm_engine import LLMEngine
 
     from headrace.services.inference.engines.vllm_arguments import (
         adapter_folder,
         model_folder,
         vllm_arguments,
     )
-    from headrace.services.inference.engines.vllm_masks import SCHEMA_OF, VllmSchemaMasks
+    from headrace.services.inference.engines.vllm_masks import VllmSchemaMasks
+    from headrace.services.inference.engines.vllm_ranks.running import NOTICE_S, Running
     from headrace.services.inference.engines.vllm_scoring import (
         SCORING,
         check_plain,
@@ -82,22 +91,11 @@ LOADED = "loaded"
 """The folder in requests that name an adapter which vLLM has loaded."""
 
 
-class _Running:
-    """A vLLM engine, and the rows that it continues."""
-
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        # Without a random seed all workers would draw the same tokens.
-        seed = secrets.randbits(31)
-        self.engine = LLMEngine.from_engine_args(EngineArgs(seed=seed, **arguments))
-        self.rows: dict[str, AnyRow] = {}
-        """By request id."""
-
-
 @dataclass
 class _Served:
     """A policy and the vLLM engine that runs it, which other adapters of the base may share."""
 
-    running: _Running
+    running: Running
     adapter: LoRARequest | None
     """The adapter that its requests name; None if the weights are a whole model."""
     version: int = -1
@@ -120,9 +118,9 @@ class VllmEngine(ThreadedEngine):
         self._arguments = vllm_arguments(setup, self._options)
         self._model = _empty_model(setup)
         self._served: dict[str, _Served] = {}
-        self._spare: _Running | None = None
+        self._spare: Running | None = None
         """Made at the start for the first policy, if its weights are a whole model."""
-        self._bases: dict[bytes, _Running] = {}
+        self._bases: dict[bytes, Running] = {}
         """By digest of the base. Policies whose weights are adapters of the same base share one."""
         self._requests = 0
         self._ready: concurrent.futures.Future[Any] = concurrent.futures.Future()
@@ -134,10 +132,14 @@ class VllmEngine(ThreadedEngine):
         check_plain(prompt)
         return await super().score(prompt)
 
-    def _read(self, weights: Weights) -> Mapping[str, torch.Tensor]:
-        state = read_file(weights.path)
+    def _read(self, weights: Weights) -> Mapping[str, torch.Tensor] | None:
+        """Returns None if the ranks read the file themselves."""
         own = self._model.state_dict(keep_vars=True)
         adapter = weights.adapter
+        if adapter is None and self._options.tensor_parallel_size > 1:
+            check_fit(own, read_entries(weights.path))
+            return None
+        state = read_file(weights.path)
         if adapter is not None:
             check_fit(own, read_entries(adapter.base))
             shape = adapter.targets, adapter.rank, adapter.alpha
@@ -150,6 +152,9 @@ class VllmEngine(ThreadedEngine):
     def _work(self) -> None:
         # vLLM's CPU build resets this, because it expects to bind threads to cores.
         torch.set_num_threads(self._setup.threads)
+        ranks = self._options.tensor_parallel_size
+        if ranks > 1:  # They read it when they import torch.
+            os.environ.setdefault("OMP_NUM_THREADS", str(self._setup.threads))
         if current_platform.is_cpu() and self._arguments["enforce_eager"]:
             # vLLM would still compile parts of its sampler, which takes 18 s and a C++ compiler.
             torch._dynamo.config.disable = True
@@ -159,14 +164,18 @@ class VllmEngine(ThreadedEngine):
             self._ready.set_exception(UsageError(f"vLLM can't serve {self._setup.model}: {error}"))
             return
         except Exception as error:
-            self._ready.set_exception(error)
+            failed = f"vLLM could not start its {ranks} ranks: {error}. Their lines before say why"
+            self._ready.set_exception(DependencyError(failed) if ranks > 1 else error)
             return
         try:
             super()._work()
+        except Exception as error:
+            if ended := [how for one in self._all() if (how := one.ended_ranks(NOTICE_S))]:
+                raise HeadraceError(ended[0]) from error
+            raise
         finally:
-            spare = [] if self._spare is None else [self._spare]
-            for running in {*spare, *self._bases.values(), *self._running()}:
-                running.engine.engine_core.shutdown()
+            for running in self._all():
+                running.close()
             # vLLM has unfrozen all objects for the garbage collector, which would scan them again
             # when the interpreter exits.
             gc.freeze()
@@ -175,13 +184,13 @@ class VllmEngine(ThreadedEngine):
         """Returns vLLM's model configuration. With adapters no engine can be made before a base."""
         if self._setup.adapters:
             return EngineArgs(**self._arguments).create_engine_config().model_config
-        self._spare = _Running(self._arguments)
+        self._spare = self._start_vllm({})
         return self._spare.engine.model_config
 
     def _change(self, change: WeightsChange) -> None:
         weights = change.weights
         if weights.adapter is None:
-            served = self._load_whole(weights.policy, change.state)
+            served = self._load_whole(weights, change.state)
         else:
             served = self._load_adapter(weights, weights.adapter)
         served.version = weights.version
@@ -194,14 +203,12 @@ class VllmEngine(ThreadedEngine):
                 if row.prompt.policy == weights.policy:
                     row.kv_version = weights.version
 
-    def _load_whole(self, policy: str, state: Mapping[str, torch.Tensor]) -> _Served:
-        served = self._served.get(policy)
+    def _load_whole(self, weights: Weights, state: Mapping[str, torch.Tensor] | None) -> _Served:
+        served = self._served.get(weights.policy)
         if served is None:
-            served = _Served(self._spare or _Running(self._arguments), None)
+            served = _Served(self._spare or self._start_vllm({}), None)
             self._spare = None
-        served.running.engine.collective_rpc(
-            "reload_weights", kwargs={"weights_iterator": iter(state.items())}
-        )
+        served.running.load(weights.path, state)
         return served
 
     def _load_adapter(self, weights: Weights, adapter: AdapterWeights) -> _Served:
@@ -212,19 +219,30 @@ class VllmEngine(ThreadedEngine):
             running = self._bases.get(adapter.digest)
             if running is None:
                 with model_folder(self._setup.model, adapter.base) as model:
-                    running = self._bases[adapter.digest] = _Running(self._arguments | model)
+                    running = self._bases[adapter.digest] = self._start_vllm(model)
             with adapter_folder(weights.path, adapter) as folder:
                 # vLLM reads and checks it before it drops the adapter that it replaces.
                 running.engine.add_lora(LoRARequest(name, number, folder, load_inplace=True))
         except (OSError, RuntimeError, ValueError) as error:
+            if self._options.tensor_parallel_size > 1:
+                raise  # Some ranks may have the new adapter, and others not.
             raise InfrastructureError(
                 "engine_failed", f"vLLM can't serve the adapter: {error}"
             ) from error
         return self._served.get(name) or _Served(running, LoRARequest(name, number, LOADED))
 
-    def _running(self) -> list[_Running]:
+    def _start_vllm(self, arguments: Mapping[str, Any]) -> Running:
+        """Starts a vLLM engine with all arguments, and these instead of others."""
+        return Running({**self._arguments, **arguments}, lambda how: self._call(self._die, how))
+
+    def _running(self) -> list[Running]:
         """The vLLM engines that serve a policy, each once."""
         return list(dict.fromkeys(served.running for served in self._served.values()))
+
+    def _all(self) -> set[Running]:
+        """All vLLM engines, also those that do not serve a policy yet."""
+        spare = [] if self._spare is None else [self._spare]
+        return {*spare, *self._bases.values(), *self._running()}
 
     def _rows(self) -> list[AnyRow]:
         return [row for running in self._running() for row in running.rows.values()]
@@ -235,7 +253,7 @@ class VllmEngine(ThreadedEngine):
             if gone:
                 self._drop(running, gone)
 
-    def _drop(self, running: _Running, requests: list[str]) -> None:
+    def _drop(self, running: Running, requests: list[str]) -> None:
         running.engine.abort_request(requests)
         for request in requests:
             del running.rows[request]
@@ -264,9 +282,9 @@ class VllmEngine(ThreadedEngine):
             priority=-row.prompt.priority,
         )
 
-    def _step(self, running: _Running) -> list[Outcome]:
+    def _step(self, running: Running) -> list[Outcome]:
         outcomes: list[Outcome] = []
-        for output in running.engine.step():
+        for output in running.step():
             row = running.rows[output.request_id]
             version = self._served[row.prompt.policy].version
             outcome: EngineOutput | None
@@ -311,7 +329,7 @@ def _sampling(row: Row) -> SamplingParams:
         min_p=prompt.min_p,
         seed=prompt.seed,
         stop_token_ids=list(prompt.stop_ids),
-        extra_args=None if row.grammar is None else {SCHEMA_OF: VllmSchemaMasks.follow(row)},
+        extra_args=None if row.grammar is None else VllmSchemaMasks.follow(row.grammar),
         allowed_token_ids=list(prompt.allowed) or None,
         ignore_eos=True,
         logprobs=0,

@@ -6,33 +6,47 @@ module after the environment variables that vLLM reads are set, as `vllm_engine`
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any, ClassVar
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from vllm.v1.sample.logits_processor import LogitsProcessor, MoveDirectionality
 
-from headrace.services.inference.engines.row import Row
 from headrace.services.models.json_schema import GrammarState, masked
 
-SCHEMA_OF = "headrace_row"
-"""The extra sampling argument that holds a row's number."""
+SCHEMA_OF = "headrace_schema"
+"""The extra sampling argument that holds the number of a sequence's grammar state."""
+
+
+class SentMask:
+    """What a sequence may draw next, as the worker's grammar state packed it for a rank."""
+
+    def __init__(self, packed: bytes, vocabulary: int) -> None:
+        self._packed, self._vocabulary = packed, vocabulary
+
+    def allowed(self) -> torch.Tensor:
+        """As `GrammarState.allowed`."""
+        bits = np.frombuffer(self._packed, dtype=np.uint8)
+        allowed = np.unpackbits(bits, count=self._vocabulary, bitorder="little")
+        return torch.from_numpy(allowed).bool()
 
 
 class VllmSchemaMasks(LogitsProcessor):  # type: ignore[misc]
-    """The masks of one vLLM engine. Rows advance between its steps, in the engine's thread."""
+    """The masks of one vLLM engine. Grammar states advance between its steps."""
 
-    rows: ClassVar[WeakValueDictionary[int, Row]] = WeakValueDictionary()
-    """The rows of all engines in the process that follow a schema, by number."""
+    states: ClassVar[MutableMapping[int, GrammarState | SentMask]] = WeakValueDictionary()
+    """The states of all engines in the process, by number. In a rank those of its next step."""
 
     @classmethod
-    def follow(cls, row: Row) -> int:
-        """Registers a row, and returns the number that its sampling names it by."""
-        cls.rows[id(row)] = row
-        return id(row)
+    def follow(cls, grammar: GrammarState) -> dict[str, int]:
+        """Registers a grammar state, and returns the sampling argument that names it."""
+        cls.states[id(grammar)] = grammar
+        return {SCHEMA_OF: id(grammar)}
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
-        self._grammars: dict[int, GrammarState] = {}
+        self._numbers: dict[int, int] = {}
         """By index in vLLM's batch."""
 
     def is_argmax_invariant(self) -> bool:
@@ -44,19 +58,22 @@ class VllmSchemaMasks(LogitsProcessor):  # type: ignore[misc]
         if batch_update is None:
             return
         for index in batch_update.removed:
-            self._grammars.pop(index, None)
+            self._numbers.pop(index, None)
         for index, parameters, *_ in batch_update.added:
-            self._grammars.pop(index, None)
-            row = self.rows.get((parameters.extra_args or {}).get(SCHEMA_OF, 0))
-            if row is not None and row.grammar is not None:
-                self._grammars[index] = row.grammar
+            self._numbers.pop(index, None)
+            number = (parameters.extra_args or {}).get(SCHEMA_OF)
+            if number is not None:
+                self._numbers[index] = number
         for source, target, direction in batch_update.moved:
-            left, right = self._grammars.pop(source, None), self._grammars.pop(target, None)
+            left, right = self._numbers.pop(source, None), self._numbers.pop(target, None)
             if left is not None:
-                self._grammars[target] = left
+                self._numbers[target] = left
             if right is not None and direction == MoveDirectionality.SWAP:
-                self._grammars[source] = right
+                self._numbers[source] = right
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Masks logits [n, V]."""
-        return masked(logits, [self._grammars.get(index) for index in range(len(logits))])
+        if not self._numbers:
+            return logits
+        numbers = [self._numbers.get(index) for index in range(len(logits))]
+        return masked(logits, [None if one is None else self.states.get(one) for one in numbers])

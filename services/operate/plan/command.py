@@ -22,12 +22,10 @@ if TYPE_CHECKING:
 @click.argument("recipe", default="quickstart")
 @click.option(
     "--gpus", metavar="COUNTxGIB", required=True,
-    help="The GPUs and the GiB of each, for example 8x80. Each has an engine, and as many of them "
-    "as training.processes says have a rank of the trainer.",
+    help="The GPUs and the GiB of each, for example 8x80. Each has an engine or its share of one, "
+    "and as many as training.processes says have a rank of the trainer.",
 )  # fmt: skip
-@click.option(
-    "--engines-apart", is_flag=True, help="The engines have other GPUs of this size, one each."
-)
+@click.option("--engines-apart", is_flag=True, help="The engines have other GPUs of this size.")
 @click.option(
     "--ram", metavar="GIB", type=click.FloatRange(min=0, min_open=True),
     help="GiB of the host's memory for each rank of the trainer.",

@@ -283,9 +283,20 @@ def longest_sequence(policy: Policy, shape: ModelShape) -> int:
     return int(policy.engine.options.get("context") or shape.context)
 
 
+def engine_gpus(policy: Policy) -> int:
+    """Returns how many GPUs share one engine of a policy."""
+    if policy.engine.use != "vllm":
+        return 1
+    return engine_options(VllmOptions, policy.engine.options).tensor_parallel_size
+
+
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """The bytes of one inference engine, on one GPU or in the memory of the host."""
+    """The bytes of one inference engine on one GPU, or in the memory of the host.
+
+    If an engine's model is divided among several GPUs, each has a share of every layer and its own
+    heads of the KV cache (arXiv 1909.08053, section 3), but at least one head of the keys.
+    """
 
     policy: Policy
     shape: ModelShape
@@ -297,12 +308,13 @@ class EngineMemory:
     @property
     def weights(self) -> int:
         """The model in its dtype, with the adapter in it."""
-        return BYTES[self.policy.dtype] * self.shape.parameters
+        return BYTES[self.policy.dtype] * self.shape.parameters // engine_gpus(self.policy)
 
     @property
     def of_token(self) -> int:
         """Bytes of a token in the KV cache: a key and a value in each layer (arXiv 2309.06180)."""
-        return 2 * BYTES[self.policy.dtype] * self.shape.layers * self.shape.keys
+        keys = max(self.shape.keys // engine_gpus(self.policy), self.shape.head_width)
+        return 2 * BYTES[self.policy.dtype] * self.shape.layers * keys
 
     @property
     def cache(self) -> int:

@@ -14,6 +14,7 @@ from headrace.services.operate.plan.memory_parts import (
     RESERVE,
     EngineMemory,
     TrainerMemory,
+    engine_gpus,
     longest_sequence,
 )
 from headrace.services.operate.plan.model_shape import ModelShape
@@ -25,7 +26,8 @@ FEWEST_TOKENS = 1024
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """Equal GPUs. Each has one rank of the trainer, and one engine if it is not on the CPU."""
+    """Equal GPUs. Each has one rank of the trainer, and an engine or its share of one, if these are
+    not on the CPU."""
 
     count: int
     gib: float
@@ -51,13 +53,18 @@ class MemoryPlan:
     """GiB of the host's memory for each rank. None: not known."""
 
     def __post_init__(self) -> None:
-        """Raises UsageError if a trainer has more ranks than there are GPUs."""
+        """Raises UsageError if a trainer or an engine needs more GPUs than there are."""
         for name, (policy, _) in self.policies.items():
             ranks = policy.training.processes if policy.training is not None else 1
             if not _on_cpu(policy) and ranks > self.gpus.count:
                 raise UsageError(
                     f"policies.{name}.training.processes is {ranks}, and --gpus says that there "
                     f"are {self.gpus.count}: each process needs a GPU of its own"
+                )
+            if (needed := engine_gpus(policy)) > self.gpus.count:
+                raise UsageError(
+                    f"policies.{name}.engine.options.tensor_parallel_size is {needed}, and --gpus "
+                    f"says that there are {self.gpus.count}: lower it, or give more GPUs"
                 )
 
     def trainer_parts(self) -> dict[str, int]:

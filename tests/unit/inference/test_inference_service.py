@@ -35,6 +35,23 @@ def test_policies_of_equal_settings_share_an_engine() -> None:
     assert [engine.capacity().free_slots for engine, _ in engines] == [4, 5]
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"arguments": {"tensor_parallel_size": 2}}, "is an option beside `arguments`"),
+        ({"arguments": {"pipeline_parallel_size": 2}}, "pipeline_parallel_size: Headrace can't"),
+        ({"arguments": {"worker_cls": "a.B", "nnodes": 2}}, "nnodes, worker_cls: Headrace can't"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size"),
+    ],
+)
+def test_processes_of_vllm_that_headrace_does_not_end_are_refused_in_the_recipe(
+    options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        recipe(left={"engine": {"use": "vllm", "options": options}})
+    assert recipe(left={"engine": {"use": "vllm", "options": {"tensor_parallel_size": 2}}})
+
+
 def test_what_the_recipe_gets_wrong_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match=r"no policy 'right'.*left"):
         make_engines(recipe(left={}), ["right"])

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from headrace.errors import HeadraceError
 from headrace.schemas import packed
 from headrace.schemas.codec import Codec
 from headrace.schemas.events import (
@@ -23,6 +26,7 @@ from headrace.schemas.events import (
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.topics import GENERATIONS, LOADS, PROMPTS, Topics
 from headrace.services.inference import service
+from headrace.services.inference.engines.scripted import ScriptedEngine
 from headrace.services.kafka.broker import Outgoing, Partition
 from headrace.services.log.event_log import Delivery, EventLog
 from headrace.services.log.log_reader import follow_events
@@ -132,10 +136,14 @@ class Scene:
 
     @asynccontextmanager
     async def worker(
-        self, name: str = "worker", policy: str | None = None, **options: Any
+        self,
+        name: str = "worker",
+        policy: str | None = None,
+        use: str = "scripted",
+        **options: Any,
     ) -> AsyncIterator[Running]:
         """An inference worker, stopped at the end."""
-        engine = {"use": "scripted", "slots": 4, "options": {"text": "ab"} | options}
+        engine = {"use": use, "slots": 4, "options": {"text": "ab"} | options}
         recipe = parse_recipe(
             {
                 "name": "test",
@@ -224,6 +232,23 @@ def test_a_stopped_worker_abandons_and_the_next_one_answers(tmp_path: Path) -> N
         async with scene.worker():
             assert [answer.task for answer in await scene.answers(1)] == [0]
         assert await scene.done()
+
+    drive(tmp_path, play)
+
+
+class FailingSoon(ScriptedEngine):
+    """An engine that can't go on a moment later."""
+
+    async def failed(self) -> None:
+        await asyncio.sleep(0.1)
+        raise HeadraceError("rank 1 ended")
+
+
+def test_a_worker_ends_if_its_engine_fails_although_no_prompt_is_there(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        with pytest.raises(HeadraceError, match="rank 1 ended"):
+            async with scene.worker(use=f"{__name__}:FailingSoon") as worker:
+                await asyncio.wait({worker.task})
 
     drive(tmp_path, play)
 

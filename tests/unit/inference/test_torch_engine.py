@@ -276,10 +276,13 @@ def test_a_thread_that_ends_tells_all_who_wait(
 
         monkeypatch.setattr(engine._batches["default"], "drop_cancelled", broken)
         prompt = EnginePrompt("default", [1, 2], 3)
+        failed = asyncio.create_task(engine.failed())
         for _ in range(2):
             with pytest.raises(HeadraceError, match="the device is lost") as raised:
                 await engine.generate(prompt)
             assert not isinstance(raised.value, InfrastructureError)
+        with pytest.raises(HeadraceError, match="the device is lost"):
+            await failed
         with pytest.raises(HeadraceError, match="the device is lost"):
             await engine.load(Weights("default", 1, folder / "1.safetensors"))
         await engine.close(1)

@@ -147,6 +147,30 @@ def test_vllm_takes_its_share_of_the_gpu(folder: Path) -> None:
     ] // (144 * 1024)
 
 
+def test_an_engine_on_several_gpus_has_a_share_of_the_model_and_of_the_cache_on_each(
+    folder: Path,
+) -> None:
+    def shared(gpus: int, of: str = "8x80") -> MemoryPlan:
+        options = {"context": 4096, "tensor_parallel_size": gpus,
+                   "arguments": {"gpu_memory_utilization": 0.3}}  # fmt: skip
+        return plan(folder, of, engine={"use": "vllm", "options": options})
+
+    one, four = shared(1), shared(4)
+    for plan_of, gpus in ((one, 1), (four, 4)):
+        weights, cache = plan_of.engine_parts().values()
+        assert weights == 2 * 8_190_735_360 // gpus
+        assert weights + cache == int(0.3 * 80 * GIB)
+        assert plan_of.cached_tokens()["default"] == cache // (144 * 1024 // gpus)
+    # Its 8 heads of keys are one for each of 8 GPUs, and two GPUs of 16 share one.
+    sixteen, eight = shared(16, "16x80"), shared(8)
+    caches = [list(each.engine_parts().values())[1] for each in (eight, sixteen)]
+    per_token = [cache // each.cached_tokens()["default"]
+                 for cache, each in zip(caches, (eight, sixteen), strict=True)]  # fmt: skip
+    assert per_token == [18 * 1024] * 2
+    with pytest.raises(UsageError, match=r"tensor_parallel_size is 4, and --gpus says .* are 2"):
+        shared(4, "2x80")
+
+
 @pytest.mark.parametrize("text", ["", "8", "0x80", "8x0", "8x", "eightx80"])
 def test_other_spellings_of_gpus_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="8x80"):
