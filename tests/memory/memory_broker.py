@@ -131,6 +131,9 @@ class MemoryBroker(Broker):
         lane = self._state.route(record).partition
         return await self._process.send(lambda: self._state.append(record), lane)
 
+    def prepare_sends(self, *, gathered: bool) -> None:
+        """Sends need no connection here."""
+
     def reader(self) -> Reader:
         """See Broker."""
         reader = MemoryReader(self._process, self._state)
