@@ -59,10 +59,10 @@ async def run(
     engine that should run them can't be reached.
     """
     use_threads(MOST_THREADS)
-    context.log.broker.prepare_sends(gathered=True)
     contain_exits()
     agents = load_agents(context.recipe)
     await _open(agents, context.recipe, entrance)
+    context.log.broker.prepare_sends(gathered=True)
     cancellations = Cancellations(context.log)
     episodes = context.log.topics.name(EPISODES)
 
