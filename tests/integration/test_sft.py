@@ -60,6 +60,7 @@ def test_rows_become_a_model_and_bad_ones_are_named(tmp_path: Path) -> None:
     )
     assert code == 0, said
     assert f"leaves out {path}:41" in said
+    assert "teach little" not in said
     facts: dict[str, Any] = json.loads(printed)["fine_tuning"]
     assert (facts["sequences"], facts["bad_rows"], facts["held_out"]) == (40, 2, 2)
     first, *_, last = facts["held_out_cross_entropy"].values()
@@ -94,6 +95,7 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_continues(tmp_pa
     assert "other data or settings" in other
     code, again, _ = sft(*CHAT, str(path), "--to", str(made), "--restart")
     assert code == 0, again
+    assert "the data makes only 1 updates, which teach little. Lower --batch-tokens" in again
     assert not Path(f"{made}.checkpoints").exists()
 
 

@@ -25,6 +25,8 @@ from headrace.trainer.ranks.rank_group import outside_rank
 from headrace.trainer.ranks.with_learner import AnyLearner, with_learner
 
 REFRESH_S = 0.5
+FEW_UPDATES = 20
+"""AdamW changes a weight by about the learning rate in an update, so fewer of them change little."""
 T = TypeVar("T")
 
 
@@ -47,6 +49,11 @@ async def run_sft(
     found = await asyncio.to_thread(find_checkpoint, checkpoints, target.checkpoints, job)
     await asyncio.to_thread(checkpoints.remove_partial)
     progress = SftProgress(len(job.plan.updates), job.plan.epoch_ends)
+    if progress.updates < FEW_UPDATES:
+        view.say(
+            f"warning: the data makes only {progress.updates} updates, which teach little. Lower "
+            "--batch-tokens, or raise --epochs"
+        )
     written: list[dict[str, Any]] = []
     unfinished: list[Path] = []
 
