@@ -6,7 +6,9 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from headrace.services.log.event_log import EventLog
@@ -18,7 +20,6 @@ from headrace.services.operate.dashboard.actions import DashboardActions
 from headrace.services.operate.dashboard.dashboard_api import DashboardApi
 from headrace.services.operate.dashboard.dashboard_server import DashboardServer
 from headrace.services.operate.dashboard.index.index_follower import IndexFollower
-from headrace.services.operate.dashboard.session_priority import SessionPriority
 from headrace.services.operate.dashboard.views.fact_reader import FactReader
 from headrace.services.operate.dashboard.waits_page import WaitsPage
 from headrace.services.operate.run.run_stack import running_stack
@@ -26,6 +27,8 @@ from headrace.services.operate.waits.side_watch import SideWatch
 
 logger = logging.getLogger(__name__)
 
+NICENESS = 10
+"""A run goes first: the dashboard takes what the processors have left."""
 PAGE_PROPERTIES = {"max.partition.fetch.bytes": "65536", "queued.max.messages.kbytes": "2048"}
 """A page reads a few records of many partitions. Reading ahead there cost twice the processor time
 of what was asked for. A larger record comes nevertheless."""
@@ -56,6 +59,7 @@ async def serve_dashboard(
     If the local stack of the run rests, this starts it, and stops it at the end. `on_url` gets the
     address with the token.
     """
+    _give_way()
 
     async def work() -> None:
         async with (
@@ -71,6 +75,20 @@ async def serve_dashboard(
             )
 
     await _until(stopping, work())
+
+
+def _give_way() -> None:
+    """Lowers the priority of this process.
+
+    Linux may weigh sessions against each other, and niceness only within one of them (`autogroup`
+    in sched(7)). So this lowers the session's priority, too, if this process has begun it, as under
+    `run --dashboard`. A terminal's session has other programs.
+    """
+    with suppress(OSError):
+        os.nice(NICENESS)
+    if os.getsid(0) == os.getpid():
+        with suppress(OSError):
+            Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
 def _for_pages(cluster: ClusterConfig) -> ClusterConfig:
@@ -94,15 +112,13 @@ async def _serve(
     api = DashboardApi(connection, cluster, follower, reader, blobs)
     actions = None if read_only else DashboardActions(connection, cluster, recipe, reader)
     waits = WaitsPage(log, recipe, SideWatch(cluster, log.topics.namespace, blobs))
-    priority = SessionPriority(follower.caught_up)
-    server = DashboardServer(api, actions, waits.tree, priority.answering)
+    server = DashboardServer(api, actions, waits.tree)
     try:
         local = address.host in LOCAL_HOSTS
         on_url(await server.start(address.host, address.port, address.allowed_hosts, local))
         async with asyncio.TaskGroup() as group:
             group.create_task(follower.follow())
             group.create_task(follower.follow_lags())
-            group.create_task(priority.lower_when_read())
     finally:
         await server.aclose()
         await waits.aclose()

@@ -7,7 +7,6 @@ import json
 import logging
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -65,16 +64,11 @@ class DashboardServer:
         api: DashboardApi,
         actions: DashboardActions | None,
         waits: Callable[[], Awaitable[Tree]],
-        answering: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """Without `actions`, it changes nothing. `waits` returns what the run waits for.
-
-        Each request is answered within `answering`.
-        """
+        """Without `actions`, it changes nothing. `waits` returns what the run waits for."""
         self._api = api
         self._actions = actions
         self._waits = waits
-        self._answering = answering
         self._at_once = asyncio.Semaphore(AT_ONCE)
         self._runner: Any = None
         self.guard = HttpGuard(0)
@@ -158,8 +152,7 @@ class DashboardServer:
                 response = _json({"error": refused.error}, refused.status)
             else:
                 async with self._at_once:
-                    with self._answering():
-                        response = await self._handled(request, handler)
+                    response = await self._handled(request, handler)
             for name, value in HEADERS.items():
                 response.headers.setdefault(name, value)
             return response
