@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 
 NICENESS = 10
 """A run goes first: the dashboard takes what the processors have left."""
+INDEX_PROPERTIES = {"fetch.min.bytes": "1000000", "fetch.wait.max.ms": "500"}
+"""The index follows a run in few large steps. Each fetch costs the broker and this process more than
+a record in it does."""
 PAGE_PROPERTIES = {"max.partition.fetch.bytes": "65536", "queued.max.messages.kbytes": "2048"}
 """A page reads a few records of many partitions. Reading ahead there cost twice the processor time
 of what was asked for. A larger record comes nevertheless."""
@@ -64,8 +67,8 @@ async def serve_dashboard(
     async def work() -> None:
         async with (
             running_stack(cluster, say) as (_, located),
-            connect(located, f"dashboard-{os.getpid()}") as connection,
-            connect(_for_pages(located), f"dashboard-pages-{os.getpid()}") as pages,
+            connect(_reading(located, INDEX_PROPERTIES), f"dashboard-{os.getpid()}") as connection,
+            connect(_reading(located, PAGE_PROPERTIES), f"dashboard-pages-{os.getpid()}") as pages,
         ):
             topics, life = await find_namespace(connection, cluster.namespace)
             log = connection.log(topics)
@@ -91,8 +94,8 @@ def _give_way() -> None:
             Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
-def _for_pages(cluster: ClusterConfig) -> ClusterConfig:
-    return replace(cluster, kafka_properties={**PAGE_PROPERTIES, **cluster.kafka_properties})
+def _reading(cluster: ClusterConfig, properties: Mapping[str, str]) -> ClusterConfig:
+    return replace(cluster, kafka_properties={**properties, **cluster.kafka_properties})
 
 
 async def _serve(
