@@ -58,6 +58,8 @@ class Fetcher:
         """How many fetches in a row did not need each assigned partition."""
         self._paused: set[Partition] = set()
         """Assigned partitions that were read to their ends."""
+        self._forward = False
+        """Whether at least half of the partitions of the last fetch were read on, not elsewhere."""
         self._asked = 0
         """How many fetches were asked for."""
         self._cache: OrderedDict[Position, Record] = OrderedDict()
@@ -128,8 +130,11 @@ class Fetcher:
 
     def _narrow(self, wanted: dict[Partition, deque[int]]) -> None:
         """Starts partitions that are wanted, and unassigns those that were not for long."""
+        forward = sum(self._continues(at, offsets[0]) for at, offsets in wanted.items())
+        self._forward = 2 * forward >= len(wanted)
         self._idle = {at: 0 if at in wanted else idle + 1 for at, idle in self._idle.items()}
-        self._unassign([at for at, idle in self._idle.items() if idle > IDLE_FETCHES])
+        kept = IDLE_FETCHES if self._forward else 0
+        self._unassign([at for at, idle in self._idle.items() if idle > kept])
         self._resume(self._paused & wanted.keys())
         for partition, offsets in wanted.items():
             self._start(partition, offsets[0])
@@ -137,13 +142,13 @@ class Fetcher:
     def _read_ahead(self, asked: int) -> None:
         """Caches what comes soon, then pauses what was read to the end, until a fetch needs more.
 
-        Otherwise librdkafka would ask the broker for more every few milliseconds. It ends if more
-        fetches than `asked` are asked for.
+        Otherwise librdkafka would ask the broker for more every few milliseconds. If fetches do not
+        go forward, nothing is cached. It ends if more fetches than `asked` are asked for.
         """
         try:
             with as_failure("can't read ahead"):
                 while asked == self._asked and self._cached_bytes < CACHE_BYTES // 2:
-                    messages = self._consumer.consume(BATCH, READ_AHEAD_S)
+                    messages = self._consumer.consume(BATCH, READ_AHEAD_S) if self._forward else ()
                     if not messages:
                         self._paused = set(self._next)
                         self._consumer.pause(topic_partitions(self._paused))
@@ -166,12 +171,15 @@ class Fetcher:
         for partition in partitions:
             del self._next[partition], self._idle[partition]
 
+    def _continues(self, partition: Partition, offset: int) -> bool:
+        following = self._next.get(partition)
+        return following is not None and following <= offset <= following + GAP
+
     def _start(self, partition: Partition, offset: int) -> None:
         """Reads on if the offset is just ahead, or else starts there."""
-        following = self._next.get(partition)
-        if following is not None and following <= offset <= following + GAP:
+        if self._continues(partition, offset):
             return
-        if following is not None:
+        if partition in self._next:
             self._unassign([partition])
         self._consumer.incremental_assign(
             [TopicPartition(partition.topic, partition.number, offset)]

@@ -26,7 +26,7 @@ from headrace.trainer.ranks.with_learner import AnyLearner, with_learner
 
 REFRESH_S = 0.5
 FEW_UPDATES = 20
-"""AdamW changes a weight by about the learning rate in an update, so fewer of them change little."""
+"""AdamW changes a weight by about the learning rate in an update, so fewer change little."""
 T = TypeVar("T")
 
 
