@@ -49,11 +49,7 @@ async def run_sft(
     found = await asyncio.to_thread(find_checkpoint, checkpoints, target.checkpoints, job)
     await asyncio.to_thread(checkpoints.remove_partial)
     progress = SftProgress(len(job.plan.updates), job.plan.epoch_ends)
-    if progress.updates < FEW_UPDATES:
-        view.say(
-            f"warning: the data makes only {progress.updates} updates, which teach little. Lower "
-            "--batch-tokens, or raise --epochs"
-        )
+    _warn_of_few(progress.updates, view)
     written: list[dict[str, Any]] = []
     unfinished: list[Path] = []
 
@@ -90,6 +86,14 @@ async def run_sft(
         )
     drop_checkpoints(target.checkpoints)
     return written[0]
+
+
+def _warn_of_few(updates: int, view: SftView) -> None:
+    if updates < FEW_UPDATES:
+        view.say(
+            f"warning: the data makes only {updates} updates, which teach little. Lower "
+            "--batch-tokens, or raise --epochs"
+        )
 
 
 def _clean(view: SftView, unfinished: Sequence[Path]) -> None:
