@@ -57,6 +57,9 @@ _LEARNING = (
     ),
 )  # fmt: skip
 
+FEW_UPDATES = 20
+"""AdamW changes a weight by about the learning rate in an update, so fewer change little."""
+
 
 def _learning_options(command: Any) -> Any:
     for option in reversed(_LEARNING):
@@ -202,6 +205,11 @@ def _run(
         check_checkpoints(target.checkpoints)
         data = asyncio.run(gather(wanted, cluster, say))
         job = make_job(data.name, data.policy, data.examples.sequences, learning)
+        if (updates := len(job.plan.updates)) < FEW_UPDATES:
+            say(
+                f"warning: the data makes only {updates} updates, which teach little. Lower "
+                "--batch-tokens, or raise --epochs"
+            )
         if restart:
             drop_checkpoints(target.checkpoints)
         status = SftStatus(target.folder.name)

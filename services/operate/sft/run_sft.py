@@ -25,8 +25,6 @@ from headrace.trainer.ranks.rank_group import outside_rank
 from headrace.trainer.ranks.with_learner import AnyLearner, with_learner
 
 REFRESH_S = 0.5
-FEW_UPDATES = 20
-"""AdamW changes a weight by about the learning rate in an update, so fewer change little."""
 T = TypeVar("T")
 
 
@@ -49,7 +47,6 @@ async def run_sft(
     found = await asyncio.to_thread(find_checkpoint, checkpoints, target.checkpoints, job)
     await asyncio.to_thread(checkpoints.remove_partial)
     progress = SftProgress(len(job.plan.updates), job.plan.epoch_ends)
-    _warn_of_few(progress.updates, view)
     written: list[dict[str, Any]] = []
     unfinished: list[Path] = []
 
@@ -86,14 +83,6 @@ async def run_sft(
         )
     drop_checkpoints(target.checkpoints)
     return written[0]
-
-
-def _warn_of_few(updates: int, view: SftView) -> None:
-    if updates < FEW_UPDATES:
-        view.say(
-            f"warning: the data makes only {updates} updates, which teach little. Lower "
-            "--batch-tokens, or raise --epochs"
-        )
 
 
 def _clean(view: SftView, unfinished: Sequence[Path]) -> None:
