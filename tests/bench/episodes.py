@@ -134,7 +134,7 @@ async def null_episodes(cluster: ClusterConfig, scale: float) -> list[Figure]:
                 Figure(
                     "null 4-turn episodes/s",
                     rate(count, seconds),
-                    "200/s",
+                    "250/s",
                     "400/s",
                     f"256 live, {count} episodes in {seconds:.1f} s; {cpu.text(count)}",
                 )
