@@ -54,12 +54,14 @@ class Fetcher:
         """The next offset of each assigned partition."""
         self._known: set[str] = set()
         """Topics whose leaders were asked for."""
+        self._read_to: dict[Partition, int] = {}
+        """The same of each partition that was ever read."""
         self._idle: dict[Partition, int] = {}
         """How many fetches in a row did not need each assigned partition."""
         self._paused: set[Partition] = set()
         """Assigned partitions that were read to their ends."""
         self._forward = False
-        """Whether at least half of the partitions of the last fetch were read on, not elsewhere."""
+        """Whether the last fetch read on in at least half of its partitions, not elsewhere."""
         self._asked = 0
         """How many fetches were asked for."""
         self._cache: OrderedDict[Position, Record] = OrderedDict()
@@ -130,7 +132,7 @@ class Fetcher:
 
     def _narrow(self, wanted: dict[Partition, deque[int]]) -> None:
         """Starts partitions that are wanted, and unassigns those that were not for long."""
-        forward = sum(self._continues(at, offsets[0]) for at, offsets in wanted.items())
+        forward = sum(_is_near(self._read_to.get(at), one[0]) for at, one in wanted.items())
         self._forward = 2 * forward >= len(wanted)
         self._idle = {at: 0 if at in wanted else idle + 1 for at, idle in self._idle.items()}
         kept = IDLE_FETCHES if self._forward else 0
@@ -143,12 +145,12 @@ class Fetcher:
         """Caches what comes soon, then pauses what was read to the end, until a fetch needs more.
 
         Otherwise librdkafka would ask the broker for more every few milliseconds. If fetches do not
-        go forward, nothing is cached. It ends if more fetches than `asked` are asked for.
+        go forward, it does nothing. It ends if more fetches than `asked` are asked for.
         """
         try:
             with as_failure("can't read ahead"):
-                while asked == self._asked and self._cached_bytes < CACHE_BYTES // 2:
-                    messages = self._consumer.consume(BATCH, READ_AHEAD_S) if self._forward else ()
+                while asked == self._asked and self._forward and self._has_room():
+                    messages = self._consumer.consume(BATCH, READ_AHEAD_S)
                     if not messages:
                         self._paused = set(self._next)
                         self._consumer.pause(topic_partitions(self._paused))
@@ -171,13 +173,12 @@ class Fetcher:
         for partition in partitions:
             del self._next[partition], self._idle[partition]
 
-    def _continues(self, partition: Partition, offset: int) -> bool:
-        following = self._next.get(partition)
-        return following is not None and following <= offset <= following + GAP
+    def _has_room(self) -> bool:
+        return self._cached_bytes < CACHE_BYTES // 2
 
     def _start(self, partition: Partition, offset: int) -> None:
         """Reads on if the offset is just ahead, or else starts there."""
-        if self._continues(partition, offset):
+        if _is_near(self._next.get(partition), offset):
             return
         if partition in self._next:
             self._unassign([partition])
@@ -206,7 +207,7 @@ class Fetcher:
             raise self._gone(partition, offsets)
         if error is not None or offset < self._next.get(partition, offset + 1):
             return False
-        self._next[partition] = offset + 1
+        self._next[partition] = self._read_to[partition] = offset + 1
         if not offsets or offsets[0] != offset:
             self._keep(to_record(message))
             return bool(offsets)
@@ -251,3 +252,8 @@ class Fetcher:
 
     def _gone(self, partition: Partition, offsets: deque[int]) -> RecordsLost:
         return records_lost(partition, offsets[0], watermarks(self._consumer, partition))
+
+
+def _is_near(following: int | None, offset: int) -> bool:
+    """Whether an offset comes so soon that what is before it may be read over."""
+    return following is not None and following <= offset <= following + GAP
