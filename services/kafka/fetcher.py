@@ -145,12 +145,12 @@ class Fetcher:
         """Caches what comes soon, then pauses what was read to the end, until a fetch needs more.
 
         Otherwise librdkafka would ask the broker for more every few milliseconds. If fetches do not
-        go forward, it does nothing. It ends if more fetches than `asked` are asked for.
+        go forward, it caches nothing. It ends if more fetches than `asked` are asked for.
         """
         try:
             with as_failure("can't read ahead"):
-                while asked == self._asked and self._forward and self._has_room():
-                    messages = self._consumer.consume(BATCH, READ_AHEAD_S)
+                while asked == self._asked and self._cached_bytes < CACHE_BYTES // 2:
+                    messages = self._consumer.consume(BATCH, READ_AHEAD_S) if self._forward else ()
                     if not messages:
                         self._paused = set(self._next)
                         self._consumer.pause(topic_partitions(self._paused))
@@ -172,9 +172,6 @@ class Fetcher:
         self._consumer.incremental_unassign(topic_partitions(partitions))
         for partition in partitions:
             del self._next[partition], self._idle[partition]
-
-    def _has_room(self) -> bool:
-        return self._cached_bytes < CACHE_BYTES // 2
 
     def _start(self, partition: Partition, offset: int) -> None:
         """Reads on if the offset is just ahead, or else starts there."""
