@@ -122,9 +122,12 @@ def divide(
     """
     costs = sizes if costs is None else costs
     order = sorted(range(len(sizes)), key=lambda index: (-costs[index], index))
-    count = max(1, -(-sum(sizes) // (max_tokens * ranks))) * ranks
-    while (bins := _fill(sizes, costs, order, count, max_tokens)) is None:
-        count += ranks
+    tokens = sum(min(size, max_tokens) for size in sizes)
+    large = sum(2 * size > max_tokens for size in sizes)  # No two of them fit into one list.
+    steps = max(1, -(-tokens // (max_tokens * ranks)), -(-large // ranks))
+    most = max(1, -(-len(sizes) // ranks))
+    while (bins := _fill(sizes, costs, order, steps * ranks, max_tokens)) is None:
+        steps = min(most, steps + max(1, steps // 16))
     # Neighbours have similar costs, so those of one step do.
     bins.sort(key=lambda one: (-sum(costs[index] for index in one), one))
     return [bins[rank::ranks] for rank in range(ranks)]

@@ -67,14 +67,18 @@ async def serve_dashboard(
     async def work() -> None:
         async with (
             running_stack(cluster, say) as (_, located),
-            connect(_reading(located, INDEX_PROPERTIES), f"dashboard-{os.getpid()}") as connection,
+            connect(located, f"dashboard-{os.getpid()}") as connection,
+            connect(_reading(located, INDEX_PROPERTIES), f"dashboard-index-{os.getpid()}") as index,
             connect(_reading(located, PAGE_PROPERTIES), f"dashboard-pages-{os.getpid()}") as pages,
         ):
             topics, life = await find_namespace(connection, cluster.namespace)
             log = connection.log(topics)
             named = replace(located, namespace=topics.namespace)
             await _serve(
-                (connection, pages), named, log, life, address, read_only=read_only, on_url=on_url
+                (connection, index, pages),
+                *(named, log, life, address),
+                read_only=read_only,
+                on_url=on_url,
             )
 
     await _until(stopping, work())
@@ -99,7 +103,7 @@ def _reading(cluster: ClusterConfig, properties: Mapping[str, str]) -> ClusterCo
 
 
 async def _serve(
-    connections: tuple[Connection, Connection],
+    connections: tuple[Connection, Connection, Connection],
     cluster: ClusterConfig,
     log: EventLog,
     life: RunLife,
@@ -108,9 +112,10 @@ async def _serve(
     read_only: bool,
     on_url: Callable[[str], None],
 ) -> None:
-    """`connections` are that of the index and the actions, and that of the pages."""
-    recipe, (connection, pages) = life.recipe(), connections
-    follower, reader = IndexFollower(log, recipe), FactReader(pages.log(log.topics))
+    """`connections` are that of the actions, that of the index, and that of the pages."""
+    recipe, (connection, index, pages) = life.recipe(), connections
+    follower = IndexFollower(index.log(log.topics), recipe)
+    reader = FactReader(pages.log(log.topics))
     blobs = cluster.open_blobs(None)
     api = DashboardApi(connection, cluster, follower, reader, blobs)
     actions = None if read_only else DashboardActions(connection, cluster, recipe, reader)

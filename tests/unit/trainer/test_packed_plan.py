@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from headrace import PackedMicroBatch, SampleOrigin, TrainingBatch, plan
 from headrace.errors import UsageError
 from headrace.schemas.events import Sampling
+from headrace.trainer.packing import micro_batches
 from headrace.trainer.packing.micro_batches import divide
 from headrace.trainer.sequences import TokenSequence
 
@@ -54,6 +56,33 @@ def test_each_sequence_is_in_one_micro_batch(
     for one in bins:
         assert len(one) <= 1 or sum(lengths[index] for index in one) <= max_tokens
     assert divided == divide(lengths, ranks, max_tokens)
+
+
+@given(st.lists(st.integers(1, 40_000), min_size=1, max_size=200), st.integers(1, 4))
+def test_no_step_is_empty_if_sequences_are_longer_than_a_micro_batch(
+    lengths: list[int], ranks: int
+) -> None:
+    divided = divide(lengths, ranks, 16_384)
+    for step in zip(*divided, strict=True):
+        assert any(step), "all ranks would run the model in vain"
+
+
+def test_thousands_of_long_sequences_are_divided_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tries: list[int] = []
+    fill = micro_batches._fill
+
+    def counted(*arguments: Any) -> Any:
+        tries.append(arguments[3])
+        return fill(*arguments)
+
+    monkeypatch.setattr(micro_batches, "_fill", counted)
+    assert len(divide([9_000] * 1_000, 1, 16_384)[0]) == 1_000
+    assert len(divide([1_100, 900] * 1_000, 4, 2_048)[0]) == 250
+    assert len(tries) == 2
+    divide([6_000] * 1_000, 1, 16_384)
+    assert len(tries) < 40
 
 
 def test_the_steps_of_all_ranks_have_similar_sizes() -> None:
