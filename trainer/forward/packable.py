@@ -8,9 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headrace.errors import UsageError
 from headrace.services.models.output_head import ChosenHidden
 from headrace.trainer.forward.packed_attention import PACKED, Packing
 from headrace.trainer.packing.layout import packed, padded
+from headrace.trainer.ranks.ranks import ALONE, Ranks
 
 TRIAL = ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 6, 5], [3, 2, 1])
 """Token ids of three sequences. Two of them begin alike."""
@@ -20,13 +22,15 @@ COARSE = 0.05
 """The same for narrower dtypes."""
 
 
-def learn_to_pack(model: Any, hidden_at: ChosenHidden, device: torch.device) -> bool:
+def learn_to_pack(
+    model: Any, hidden_at: ChosenHidden, device: torch.device, ranks: Ranks = ALONE
+) -> bool:
     """Lets a model read packed sequences, and returns whether it can.
 
     It can if every layer is attention to all earlier tokens, which transformers leaves to a
     function of ours, and if three short sequences get the same hidden states packed and padded.
     Windows, chunks and sparse attention are wider than those, so the configuration must not name
-    any. All ranks must call it.
+    any. All ranks must call it, and all can or none does.
     """
     own = model.config._attn_implementation
     if own not in PACKED or not _attends_to_all(model):
@@ -49,12 +53,32 @@ def learn_to_pack(model: Any, hidden_at: ChosenHidden, device: torch.device) -> 
     try:
         found = states(layout.ids[None], layout.places, **more)
         most = TOLERANCE.get(found.dtype, COARSE) * expected.abs().max()
-        if bool((found - expected).abs().max() <= most):
-            return True
+        able = bool((found - expected).abs().max() <= most)
     except (TypeError, ValueError, RuntimeError):
-        pass  # It does not know positions, or what its attention is given.
-    model.set_attn_implementation(own)
-    return False
+        able = False  # It does not know positions, or what its attention is given.
+    able = int(ranks.sum(torch.tensor(int(able), device=device))) == ranks.size
+    if not able:
+        model.set_attn_implementation(own)
+    return able
+
+
+def require_causal(model: Any, hidden_at: ChosenHidden, device: torch.device) -> None:
+    """Raises UsageError if a token changes the hidden states of tokens before it.
+
+    Some models of transformers compute attention by code of their own, which gets no causal mask
+    from us: Bloom, for example. All ranks must call it.
+    """
+    ids = torch.tensor([[*range(1, 8), other] for other in (6, 7)], device=device)
+    rows, columns = torch.arange(2, device=device).repeat_interleave(7), torch.arange(7).repeat(2)
+    with torch.no_grad():
+        found = hidden_at(rows, columns.to(device), input_ids=ids, use_cache=False)
+    one, other = found.chunk(2)
+    most = TOLERANCE.get(found.dtype, COARSE) * found.abs().max()
+    if bool((one - other).abs().max() > most):
+        raise UsageError(
+            f"a {type(model).__name__} can't be trained: in transformers its tokens see later "
+            "ones, because its attention takes no mask of ours. Choose another model"
+        )
 
 
 def _attends_to_all(model: Any) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headrace.services.models.output_head import ChosenHidden
 from headrace.trainer.collate import Inputs, SchemaMasks, collate
-from headrace.trainer.forward.packable import learn_to_pack
+from headrace.trainer.forward.packable import learn_to_pack, require_causal
 from headrace.trainer.forward.token_logprobs import token_logprobs
 from headrace.trainer.losses.loss import Loss
 from headrace.trainer.packing.micro_batches import Packer
@@ -40,7 +40,8 @@ class PolicyForward:
         self._entropy_gradient = entropy_gradient
         self.width = self._hidden_at.width
         """H, the width of the hidden states."""
-        self.packed = learn_to_pack(model, self._hidden_at, device)
+        require_causal(model, self._hidden_at, device)
+        self.packed = learn_to_pack(model, self._hidden_at, device, ranks)
         """Whether the model reads packed sequences, instead of padded ones."""
         self._packer = Packer(ranks.size, self.width, self.packed)
         self.vocabulary = int(model.config.vocab_size)

@@ -10,6 +10,10 @@ import numpy as np
 from headrace.trainer.packing.shared_prefixes import reading_order
 from headrace.trainer.sequences import Ints
 
+SEEN = 8
+"""The lengths of a micro-batch's sequences add up to at most so many times `max_tokens`. Attention
+may gather the keys of each of them, also those that several sequences share."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packer:
@@ -55,9 +59,12 @@ class Packer:
         ]
 
     def size(self, tokens: Sequence[Ints]) -> int:
-        """Returns the tokens of a micro-batch of these sequences, padding included."""
+        """Returns the tokens of a micro-batch of these sequences, padding included.
+
+        Sequences that share most of their tokens count for more than what is read (`SEEN`).
+        """
         if self.packed or not tokens:
-            return self.read(tokens)
+            return max(self.read(tokens), -(-sum(map(len, tokens)) // SEEN))
         return len(tokens) * max(map(len, tokens))
 
     def read(self, tokens: Sequence[Ints]) -> int:
@@ -71,15 +78,16 @@ class Packer:
         if not self.packed:
             return rows([len(one) for one in tokens], limit)
         found: list[list[int]] = []
-        size = 0
+        size = seen = 0
         for index, known in reading_order(tokens):
             length = len(tokens[index])
-            if known and size + length - known <= limit:
+            fits = size + length - known <= limit and seen + length <= SEEN * limit
+            if known and fits:
                 found[-1].append(index)
-                size += length - known
+                size, seen = size + length - known, seen + length
             else:
                 found.append([index])
-                size = length
+                size = seen = length
         return found
 
     def _cost(self, tokens: Sequence[Ints]) -> float:

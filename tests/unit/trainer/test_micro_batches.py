@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.trainer.packing.layout import packed
-from headrace.trainer.packing.micro_batches import Packer, cost
+from headrace.trainer.packing.micro_batches import SEEN, Packer, cost
 from headrace.trainer.packing.shared_prefixes import SHARED
 from headrace.trainer.sequences import Ints
 
@@ -103,3 +103,20 @@ def test_a_group_is_split_only_if_ranks_would_wait() -> None:
     assert len(first[0]) == len(second[0]) == 4
     together = packer.divide(group(4_096, [16] * 8), 16_384)
     assert sorted(map(len, together[0] + together[1])) == [0, 8]
+
+
+@given(
+    st.integers(200, 3_000), st.lists(st.integers(1, 40), min_size=1, max_size=60),
+    st.integers(1, 4), st.integers(1, 3),
+)  # fmt: skip
+def test_the_lengths_of_a_micro_batch_are_bounded_though_a_beginning_is_read_once(
+    prompt: int, answers: list[int], groups: int, ranks: int
+) -> None:
+    tokens = [
+        np.array([group] * prompt + [group + 10] * answer)
+        for group in range(groups)
+        for answer in answers
+    ]
+    for share in Packer(ranks, WIDTH, packed=True).divide(tokens, 4_096):
+        for chosen in share:
+            assert sum(len(tokens[index]) for index in chosen) <= SEEN * 4_096

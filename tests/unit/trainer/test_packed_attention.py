@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensorMode
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from headrace.errors import UsageError
 from headrace.schemas.events import Sampling
 from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.even_rounding import WIDE_ATTENTION
@@ -160,6 +161,12 @@ def test_a_model_that_can_not_be_packed_is_padded(name: str, tmp_path: Path) -> 
     alone = [one._forward.logprobs(one._forward.collate([each]))[0] for each in sequences()[:3]]
     together = one._forward.logprobs(inputs)[0]
     torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=0)
+
+
+def test_a_model_whose_tokens_see_later_ones_is_refused(tmp_path: Path) -> None:
+    config = {"model_type": "bloom", "n_layer": 2, "n_head": 4, "hidden_size": 64}
+    with pytest.raises(UsageError, match=r"a BloomForCausalLM can't be trained: .* see later ones"):
+        learner(tmp_path, config)
 
 
 def test_a_model_that_ignores_positions_is_padded(
