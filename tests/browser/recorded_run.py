@@ -142,6 +142,7 @@ def run() -> Answer:
             "total": 48120,
             "caught_up": True,
             "seconds": 1.2,
+            "as_of": None,
             "problem": "",
             "forgotten_tasks": 0,
             "undecodable": 0,

@@ -8,6 +8,7 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
+from tests.browser import recorded_run
 from tests.browser.conftest import WIDE, Open
 from tests.browser.page_server import PAGE, PIXEL, Recorded, recorded_server
 
@@ -213,6 +214,19 @@ def test_empty_answers_are_said_in_words(open_page: Open, recorded: Recorded) ->
     expect(page.get_by_text("No episode has called a tool.")).to_be_visible()
     page.get_by_role("link", name="Waits").click()
     expect(page.get_by_text("Nothing waits.")).to_be_visible()
+
+
+def test_a_page_of_a_busy_machine_says_as_of_when_it_is(
+    open_page: Open, recorded: Recorded
+) -> None:
+    run = recorded_run.run()
+    run["index"]["as_of"] = run["now"] - 2.0
+    recorded.replaced["run"] = (200, run)
+    page = open_page("#/run")
+    expect(page.locator("header.top")).to_contain_text("live")
+    expect(page.get_by_text("the machine is busy")).to_have_count(0)
+    run["index"]["as_of"] = run["now"] - 20.0
+    expect(page.get_by_role("status").get_by_text("the machine is busy")).to_be_visible()
 
 
 def test_an_action_sends_its_token_after_a_question(open_page: Open, recorded: Recorded) -> None:

@@ -29,9 +29,11 @@ logger = logging.getLogger(__name__)
 
 NICENESS = 10
 """A run goes first: the dashboard takes what the processors have left."""
-INDEX_PROPERTIES = {"fetch.min.bytes": "1000000", "fetch.wait.max.ms": "500"}
+INDEX_PROPERTIES = {
+    "fetch.min.bytes": "1000000", "fetch.wait.max.ms": "500", "queued.max.messages.kbytes": "4096",
+}  # fmt: skip
 """The index follows a run in few large steps. A fetch costs the broker and this process more than a
-record in it does."""
+record in it does. What is fetched and can't be taken yet is fetched again, so it is little."""
 PAGE_PROPERTIES = {"max.partition.fetch.bytes": "65536", "queued.max.messages.kbytes": "2048"}
 """A page reads a few records of many partitions. Reading ahead there cost twice the processor time
 of what was asked for. A larger record comes nevertheless."""

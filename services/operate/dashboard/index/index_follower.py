@@ -36,6 +36,7 @@ from headrace.services.namespace.apply import lags
 from headrace.services.namespace.run_life import RunLife
 from headrace.services.operate.dashboard.index.index_rows import Seen, short
 from headrace.services.operate.dashboard.index.run_index import RunIndex
+from headrace.services.operate.dashboard.index.spare_time import SpareTime
 from headrace.services.operate.dead_letters.dead_letters import read_dead_letter
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ MOST_LAGS = 600
 class IndexFollower:
     """The index of one run, and how far it was read."""
 
-    def __init__(self, log: EventLog, recipe: Recipe) -> None:
+    def __init__(self, log: EventLog, recipe: Recipe, spare: SpareTime | None = None) -> None:
         self.index = RunIndex(recipe)
         self.life = RunLife()
         self.done, self.total = 0, 0
@@ -73,6 +74,10 @@ class IndexFollower:
         self.lags: dict[str, int] | None = None
         self.lags_problem = ""
         self.past_lags: deque[tuple[float, dict[str, int]]] = deque(maxlen=MOST_LAGS)
+        self.newest_at = 0.0
+        """When the newest record that was read was written."""
+        self.resting = False
+        """Whether records wait, because the machine is busy."""
         self.undecodable = 0
         """Records that are no events. The run's own services write them to `dead-letters`."""
         self._log = log
@@ -80,6 +85,7 @@ class IndexFollower:
         self._next: dict[Partition, int] = {}
         """The next offset of each partition."""
         self._ends: dict[Partition, int] = {}
+        self._spare = spare or SpareTime()
 
     async def follow(self) -> None:
         """Follows the log without end. If the broker does not answer, it continues later."""
@@ -133,8 +139,16 @@ class IndexFollower:
                     continue
                 await self._take(item)
                 if time.monotonic() >= turn:
-                    await asyncio.sleep(0)
+                    await self._give_way()
                     turn = time.monotonic() + TURN_S
+
+    async def _give_way(self) -> None:
+        """Lets requests be served and, once the whole log was read, a busy machine go on."""
+        await asyncio.sleep(0)
+        while self.caught_up.is_set() and (rest_s := self._spare.rest_s()):
+            self.resting = True
+            await asyncio.sleep(rest_s)
+        self.resting = False
 
     async def _starts(self) -> dict[Partition, Start]:
         existing = await self._log.broker.list_topics()
@@ -155,6 +169,7 @@ class IndexFollower:
             # Offsets may have gaps, so that the sum of the positions is the progress.
             self.done += record.offset + 1 - self._next[at]
         self._next[at] = record.offset + 1
+        self.newest_at = max(self.newest_at, record.timestamp)
         seen = Seen(at, record.offset, record.timestamp, len(record.value or b""))
         topic = self._log.topics.by_name(at.topic).topic
         try:

@@ -50,8 +50,15 @@ function Navigation({ current, run, waits }) {
   </nav>`;
 }
 
-function Index({ index }) {
-  if (!index || (index.caught_up && !index.problem)) return null;
+const LATE_S = 3;
+
+function Index({ index, now }) {
+  if (!index) return null;
+  const late = index.caught_up && index.as_of !== null && now - index.as_of > LATE_S;
+  if (late && !index.problem) {
+    return html`<span class="index" role="status" title="The run goes first on this machine, and the rest of its log is read later.">as of ${clock(index.as_of)}, the machine is busy</span>`;
+  }
+  if (index.caught_up && !index.problem) return null;
   if (index.problem) return html`<span class="index bad" role="status">${harmless(index.problem)}</span>`;
   return html`<span class="index" role="status">reading the log
     <progress max=${index.total || 1} value=${index.done} aria-label="Log read"></progress>
@@ -79,7 +86,7 @@ function Top({ run, title }) {
     <h1 tabindex="-1">${title}</h1>
     ${run ? html`<span class="namespace">${harmless(run.namespace)}</span><${Pill}>${run.state}<//>
       <span class="reason muted">${harmless(run.reason)}</span>` : null}
-    <${Index} index=${run?.index} /><${Alive} />
+    <${Index} index=${run?.index} now=${run?.now} /><${Alive} />
   </header>`;
 }
 

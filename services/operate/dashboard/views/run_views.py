@@ -80,6 +80,7 @@ def _index_tree(follower: IndexFollower) -> Tree:
         "total": follower.total,
         "caught_up": follower.caught_up.is_set(),
         "seconds": follower.seconds,
+        "as_of": follower.newest_at if follower.resting else None,
         "problem": follower.problem,
         "forgotten_tasks": follower.index.forgotten,
         "undecodable": follower.undecodable,
