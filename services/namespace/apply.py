@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection
+from collections.abc import Awaitable, Collection
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -106,16 +106,19 @@ async def start_run(log: EventLog, recipe: Recipe, reason: str = "") -> RunLife:
 
 
 async def open_and_apply(
-    connection: Connection, recipe: Recipe, namespace: str
+    connection: Connection, recipe: Recipe, namespace: str, ready: Awaitable[None] | None = None
 ) -> tuple[EventLog, RunLife]:
     """Applies a recipe, and registers the schemas meanwhile. Returns the log, opened for writing.
 
-    Raises the errors of `apply` and `Connection.writing_log`.
+    The run starts when `ready` has returned. Raises the errors of `apply`, `Connection.writing_log`
+    and `ready`.
     """
     topics = topics_of(recipe, namespace)
     log, _ = await asyncio.gather(
         connection.writing_log(topics), make_topics(connection.log(topics), recipe)
     )
+    if ready is not None:
+        await ready
     return log, await start_run(log, recipe)
 
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.request import ProxyHandler, Request, build_opener
 
-from headrace.services.agent.gateway.service import KEY, gateway_key
+from headrace.services.agent.gateway.gateway_key import KEY, gateway_key
 from headrace.services.operate.serve.services import LISTEN, LISTEN_VARIABLE
 
 INTERVAL_S = 2.0

@@ -14,7 +14,6 @@ from headrace.errors import BlobError
 from headrace.schemas.events import PolicyPublished
 from headrace.schemas.recipe.policy import SamplingSettings
 from headrace.services.inference.engine import AdapterWeights, Weights
-from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.models.blobs import BlobStore, disk_errors
 from headrace.services.models.hub import DESCRIPTION
 from headrace.services.models.shards import SHARD_BYTES, write_shards
@@ -113,6 +112,8 @@ class VersionWriter:
         self._blobs = blobs
         self._on_bytes = on_bytes
         self._shard_bytes = shard_bytes
+        from headrace.services.inference.local_weights import LocalWeights  # It imports numpy.
+
         self.weights: Weights = LocalWeights(blobs, scratch / "weights").weights(version.published)
 
     @property

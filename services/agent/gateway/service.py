@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 
 from headrace.errors import UsageError
 from headrace.services.agent import service
+from headrace.services.agent.gateway.gateway_key import gateway_key
 from headrace.services.agent.gateway.refusals import ApiError
 from headrace.services.agent.gateway.server import GatewayServer
 from headrace.services.base.concurrency import until_first
-from headrace.services.base.redactor import REDACTOR
 from headrace.services.worker.service_context import ServiceContext
 
 logger = logging.getLogger(__name__)
 
-KEY = "HEADRACE_GATEWAY_KEY"
-"""The environment variable with the key that clients need to take episodes."""
-KEY_CHARACTERS = 16
-"""Smallest length of the key: whoever guesses it can take episodes."""
 FAREWELL_S = 1.0
 """Seconds that a gateway still answers after its run has ended: clients learn of the end."""
 
@@ -42,18 +37,6 @@ async def run(context: ServiceContext, listen: str) -> None:
             await asyncio.sleep(FAREWELL_S)
     finally:
         await server.aclose()
-
-
-def gateway_key() -> str:
-    """Returns the key that clients need, and keeps it out of logs. Raises UsageError without it."""
-    key = os.environ.get(KEY, "")
-    if len(key) < KEY_CHARACTERS:
-        raise UsageError(
-            f"clients from outside need a key to take episodes: set {KEY} to a secret of at least "
-            f"{KEY_CHARACTERS} characters, for example `export {KEY}=$(openssl rand -hex 24)`"
-        )
-    REDACTOR.add(KEY, key)
-    return key
 
 
 async def _refuse(context: ServiceContext, server: GatewayServer) -> None:

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from headrace.errors import UsageError
 from headrace.schemas.events import RunStateEntered
-from headrace.services.agent.gateway.service import KEY
+from headrace.services.agent.gateway.gateway_key import KEY
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import shared_partitions
 from headrace.services.namespace.cluster_config import ClusterConfig

@@ -22,21 +22,19 @@ from headrace.schemas.topics import TASKS
 from headrace.services.base.concurrency import until_first
 from headrace.services.log.event_log import EventLog
 from headrace.services.log.log_reader import WHOLE, read_events
-from headrace.services.namespace.apply import lags, open_and_apply
+from headrace.services.namespace.apply import lags
 from headrace.services.namespace.cluster_config import ClusterConfig, write_resolved
 from headrace.services.namespace.connect import connect
-from headrace.services.namespace.lookup import topics_of
 from headrace.services.namespace.run_life import RunLife, enter, follow_life
-from headrace.services.operate.acls.grant import grant_access
 from headrace.services.operate.autoscale.local_pool import LocalPool
 from headrace.services.operate.check.checking import check_in_child
 from headrace.services.operate.dashboard_child import show_dashboard
 from headrace.services.operate.gateway_watch import watch_of_gateway
 from headrace.services.operate.processes import Preloader
 from headrace.services.operate.run.children import child_specs, scaled_specs, services_of
-from headrace.services.operate.run.choose_namespace import choose_namespace
 from headrace.services.operate.run.live_view import Status, make_view
 from headrace.services.operate.run.log_notes import LogNotes
+from headrace.services.operate.run.open_run import open_run
 from headrace.services.operate.run.progress import Check, Progress, violations
 from headrace.services.operate.run.report import Summary, command_line
 from headrace.services.operate.run.run_stack import RunStack
@@ -121,8 +119,7 @@ class LocalRun:
                     cluster = await self._stack.up(
                         lambda: self.interrupted.is_set() or _failed(checked)
                     )
-                    await until_first(_result(checked), self.interrupted.wait())
-                return await self._run_on(cluster)
+                    return await self._run_on(cluster, checked)
             finally:
                 self._status.phase = "ending the processes"
                 await self._supervisor.stop()
@@ -165,19 +162,15 @@ class LocalRun:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, on_signal)
 
-    async def _run_on(self, cluster: ClusterConfig) -> Summary:
+    async def _run_on(self, cluster: ClusterConfig, checked: asyncio.Future[None]) -> Summary:
         async with connect(cluster, f"run-{os.getpid()}") as connection:
             self._phase("preparing the namespace")
-            namespace = await choose_namespace(
-                connection, self._recipe, self._cluster.namespace, self._stack.ours, self._view.say
+            passed = asyncio.ensure_future(self._passed(checked))
+            wanted, say = self._cluster.namespace, self._view.say
+            log, self._life = await open_run(
+                connection, cluster, self._recipe, wanted, self._services, self._stack, passed, say
             )
-            await grant_access(cluster, topics_of(self._recipe, namespace), self._services)
-            if self.interrupted.is_set():
-                raise Interrupted("interrupted before the run began")
-            (log, self._life), _ = await asyncio.gather(
-                open_and_apply(connection, self._recipe, namespace),
-                self._stack.prepare_transactions(connection.broker),
-            )
+            namespace = log.topics.namespace
             self._supervisor.settle_logs(self._cluster.folder(namespace).absolute())
             self._status.logs = self._supervisor.logs
             cluster = replace(cluster, namespace=namespace, schema_ids=connection.registry.known)
@@ -191,6 +184,11 @@ class LocalRun:
                     self._supervisor.release()
                     await enter(log, "ended", self._recipe, reason)
             return Summary.of(self._status, namespace, reason, self.progress)
+
+    async def _passed(self, checked: asyncio.Future[None]) -> None:
+        await until_first(_result(checked), self.interrupted.wait())
+        if self.interrupted.is_set():
+            raise Interrupted("interrupted before the run began")
 
     @asynccontextmanager
     async def _following(self, log: EventLog, cluster: ClusterConfig) -> AsyncIterator[None]:

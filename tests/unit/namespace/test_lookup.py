@@ -21,7 +21,7 @@ from headrace.services.namespace.lookup import (
     topics_of,
 )
 from headrace.services.namespace.run_life import REPLAY_OF, RunLife, enter
-from headrace.services.operate.run.choose_namespace import choose_namespace
+from headrace.services.operate.run.open_run import choose_namespace
 from tests.memory.memory_broker import MemoryBroker
 from tests.memory.memory_registry import MemoryRegistry
 

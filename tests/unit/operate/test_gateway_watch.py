@@ -12,8 +12,8 @@ from headrace.errors import UsageError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent.gateway.chat_session import ChatSession
 from headrace.services.agent.gateway.episode_queue import Keys, PendingEpisode
+from headrace.services.agent.gateway.gateway_key import KEY
 from headrace.services.agent.gateway.server import GatewayServer
-from headrace.services.agent.gateway.service import KEY
 from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.operate import gateway_watch
 from headrace.services.operate.gateway_watch import GatewayWatch, ask, watch_of_gateway

@@ -1,15 +1,28 @@
-"""Chooses the namespace of a run: the name that was given, or the next one that is free."""
+"""Starts a run in its namespace: the name that was given, or the next one that is free."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Collection
+from contextlib import suppress
 
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.recipe.recipe import Recipe
+from headrace.services.log.event_log import EventLog
+from headrace.services.namespace.apply import open_and_apply
+from headrace.services.namespace.cluster_config import ClusterConfig
 from headrace.services.namespace.connect import Connection
-from headrace.services.namespace.lookup import MOST_RUNS, find_namespace, find_runs, run_names
+from headrace.services.namespace.lookup import (
+    MOST_RUNS,
+    find_namespace,
+    find_runs,
+    run_names,
+    topics_of,
+)
 from headrace.services.namespace.run_life import RunLife, enter
+from headrace.services.operate.acls.grant import grant_access
 from headrace.services.operate.run.progress import Progress
+from headrace.services.operate.run.run_stack import RunStack
 from headrace.services.operate.run.watch import read_recent
 
 RECENT = 64
@@ -17,6 +30,40 @@ RECENT = 64
 REPLACED = "replaced by another recipe"
 MANY_RUNS = 30
 """From so many ended runs on, their topics noticeably delay the start of a local Kafka."""
+
+
+async def open_run(
+    connection: Connection,
+    cluster: ClusterConfig,
+    recipe: Recipe,
+    wanted: str | None,
+    services: Collection[str],
+    stack: RunStack,
+    checked: asyncio.Future[None],
+    say: Callable[[str], None],
+) -> tuple[EventLog, RunLife]:
+    """Starts the run of a recipe once `checked` is done, or continues it. Raises its error.
+
+    To make topics takes seconds. So they are made before that if it disturbs nobody: on a stack of
+    this run that has no run of this name. If the check fails, they are deleted.
+    """
+    early = stack.ours and not await find_runs(connection, recipe, wanted or recipe.name)
+    if not early:
+        await checked
+    namespace = await choose_namespace(connection, recipe, wanted, stack.ours, say)
+    topics = topics_of(recipe, namespace)
+    await grant_access(cluster, topics, services)
+    try:
+        opened, _ = await asyncio.gather(
+            open_and_apply(connection, recipe, namespace, checked),
+            stack.prepare_transactions(connection.broker),
+        )
+    except BaseException:
+        if checked.cancelled() or (checked.done() and checked.exception() is not None):
+            with suppress(HeadraceError):
+                await connection.broker.delete_topics([topic.name for topic in topics])
+        raise
+    return opened
 
 
 async def choose_namespace(

@@ -12,8 +12,8 @@ from headrace.services.namespace.apply import apply
 from headrace.services.namespace.connect import Connection
 from headrace.services.namespace.lookup import topics_of
 from headrace.services.namespace.run_life import enter
-from headrace.services.operate.run import choose_namespace as module
-from headrace.services.operate.run.choose_namespace import choose_namespace
+from headrace.services.operate.run import open_run as module
+from headrace.services.operate.run.open_run import choose_namespace
 from tests.memory.memory_broker import MemoryBroker
 from tests.memory.memory_registry import MemoryRegistry
 
