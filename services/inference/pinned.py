@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from headrace.errors import BlobError, DependencyError, InfrastructureError
 from headrace.schemas.events import GenerationRequested, PolicyPublished
 from headrace.services.base import clock
-from headrace.services.inference.engine import Weights
+from headrace.services.inference.engine import FailingEngine, Weights
 from headrace.services.inference.engine_slots import Slot
 from headrace.services.inference.serving import ServedPolicy
 
@@ -64,6 +64,7 @@ class PinnedVersions:
         self._find = find
         self._fetch = fetch
         self._served: ServedPolicy | None = None
+        self._made = asyncio.Event()
         self._waiting: dict[int, deque[_Prompt]] = {}
         """By version. Among those that are not loaded, the first one waits longest."""
         self._serving: asyncio.Task[None] | None = None
@@ -87,6 +88,13 @@ class PinnedVersions:
             yield served, slot
         finally:
             self._return(slot)
+
+    async def failed(self) -> None:
+        """Waits until the engine can't recover, and then raises HeadraceError."""
+        await self._made.wait()
+        if self._served is not None and isinstance(self._served.engine, FailingEngine):
+            await self._served.engine.failed()
+        await asyncio.Event().wait()
 
     async def close(self) -> None:
         """Closes the engine, if there is one."""
@@ -214,6 +222,7 @@ class PinnedVersions:
             weights = await asyncio.to_thread(self._fetch, published)
             if self._served is None:
                 self._served = await asyncio.to_thread(self._make)
+                self._made.set()
             self._served.version = -1
             await self._served.engine.load(weights)
         except (BlobError, DependencyError) as error:

@@ -74,6 +74,7 @@ async def run(context: ServiceContext, policy: str | None = None) -> None:
                 shared.run(context.log),
                 _serve(context, served, pinned, scratch, shared),
                 *(engine.failed() for engine, _ in engines if isinstance(engine, FailingEngine)),
+                *(versions.failed() for versions in pinned.values()),
             )
         finally:
             for versions in pinned.values():

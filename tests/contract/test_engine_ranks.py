@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file, save, save_file
 
 from headrace.errors import HeadraceError
 from headrace.schemas.events import PolicyPublished, WeightsDelta
@@ -26,7 +26,7 @@ from headrace.services.inference.local_weights import LocalWeights
 from headrace.services.models.blobs import LocalBlobStore
 from headrace.services.models.deltas import diff
 from headrace.services.models.weights import weights_digest
-from tests.contract.engines import drive, make_engine_of, make_model, needs_vllm
+from tests.contract.engines import drive, hold, make_engine_of, make_model, needs_vllm
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # vLLM and what it imports warn of themselves
@@ -73,7 +73,10 @@ def changed(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_two_ranks_draw_what_one_process_draws_also_by_deltas(model: Path, tmp_path: Path) -> None:
-    """Version 2 overwrites the file from which the ranks have read version 1."""
+    """Version 2 overwrites the file from which the ranks have read version 1.
+
+    It is loaded while they draw, and afterwards they draw what new ranks with the whole weights do.
+    """
     store, states = LocalBlobStore(tmp_path / "blobs"), [load_file(model / "0.safetensors")]
     deltas, digests = [], [weights_digest(model / "0.safetensors")]
     for version in (1, 2):
@@ -98,9 +101,17 @@ def test_two_ranks_draw_what_one_process_draws_also_by_deltas(model: Path, tmp_p
         await engine.load(local.weights(published(1)))
         found = [await greedy(engine)]
         later = local.weights(published(2))
+        hold(engine, 20)
+        found.append((await asyncio.gather(greedy(engine), engine.load(later)))[0])
         found.append(await greedy(engine))
-        await engine.load(later)
-        found.append(await greedy(engine))
+        await engine.close(1)
+        return found
+
+    async def whole() -> list[EngineOutput]:
+        engine = make_engine_of("vllm-tp2", model, 4)
+        save_file(states[2], tmp_path / "2.safetensors")
+        await engine.load(Weights("default", 2, tmp_path / "2.safetensors"))
+        found = await greedy(engine)
         await engine.close(1)
         return found
 
@@ -108,8 +119,13 @@ def test_two_ranks_draw_what_one_process_draws_also_by_deltas(model: Path, tmp_p
         one, two = await answers("vllm"), await answers("vllm-tp2")
         for found, expected in zip(two, one, strict=True):
             assert_equal(found, expected)
-        first, still, second = ([answer.tokens for answer in found] for found in two)
-        assert first == still != second
+        for old, mixed, new in zip(*two, strict=True):
+            drawn = mixed.versions.count(1)
+            assert 0 < drawn < 60
+            assert mixed.versions == [1] * drawn + [2] * (60 - drawn)
+            assert mixed.tokens[:drawn] == old.tokens[:drawn]
+            assert mixed.tokens != old.tokens != new.tokens
+        assert_equal(two[2], await whole())
 
     drive(main)
 
@@ -162,18 +178,25 @@ def is_rank(process: psutil.Process) -> bool:
         return False
 
 
-def shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("psm_")}
+def shared_memory(processes: list[psutil.Process]) -> set[Path]:
+    """The files in /dev/shm that processes have mapped or that vLLM's ranks have made."""
+    found = set(Path("/dev/shm").glob("vllm_dist_*"))
+    for one in processes:
+        with suppress(psutil.Error):
+            found |= {Path(map.path) for map in one.memory_maps() if "/dev/shm/" in map.path}
+    return {path for path in found if path.exists()}
 
 
 @pytest.mark.parametrize("when", ["starting", "made", "drawing"])
 def test_a_worker_that_is_killed_leaves_no_rank(model: Path, when: str) -> None:
-    before = shared_memory()
+    before = shared_memory([])
     with worker(model) as process:
         if when != "starting":
             says(process, when)
         started = below(process)
         assert len(started) >= 2
+        mapped = shared_memory([psutil.Process(process.pid), *started])
+        assert mapped or when == "starting"
         process.kill()
         began = time.monotonic()
         _, left = psutil.wait_procs(started, START_S)
@@ -181,13 +204,15 @@ def test_a_worker_that_is_killed_leaves_no_rank(model: Path, when: str) -> None:
         print(f"{when}: {len(started)} processes ended within {took_s:.2f} s")
         assert not left
         assert took_s < END_S
-        assert shared_memory() <= before
+        assert {path for path in mapped | shared_memory([]) if path.exists()} <= before
 
 
 def test_a_worker_that_gets_sigterm_ends_its_ranks(model: Path) -> None:
+    before = shared_memory([])
     with worker(model) as process:
         says(process, "drawing")
         started = below(process)
+        mapped = shared_memory([psutil.Process(process.pid), *started])
         process.send_signal(signal.SIGTERM)
         began = time.monotonic()
         _, left = psutil.wait_procs(started, START_S)
@@ -196,37 +221,55 @@ def test_a_worker_that_gets_sigterm_ends_its_ranks(model: Path) -> None:
         print(f"{len(started)} processes and the worker ended within {took_s:.2f} s")
         assert not left
         assert took_s < END_S
+        assert {path for path in mapped | shared_memory([]) if path.exists()} <= before
 
 
 @pytest.mark.parametrize(
-    ("rank", "number", "busy"),
-    [(0, signal.SIGKILL, True), (1, signal.SIGKILL, False), (1, signal.SIGTERM, True)],
+    ("when", "rank", "number"),
+    [
+        ("made", 0, signal.SIGKILL),
+        ("idle", 1, signal.SIGKILL),
+        ("drawing", 0, signal.SIGKILL),
+        ("drawing", 1, signal.SIGTERM),
+        ("loading", 1, signal.SIGKILL),
+    ],
 )
 def test_a_rank_that_ends_ends_the_engine(
-    model: Path, rank: int, number: signal.Signals, busy: bool
+    model: Path, when: str, rank: int, number: signal.Signals
 ) -> None:
-    """Whether or not a prompt is under way. The error says which rank ended and how."""
+    """Whatever is under way. The error says which rank ended and how, and names no other rank."""
 
     async def main() -> None:
         engine = make_engine_of("vllm-tp2", model, 4)
         assert isinstance(engine, ThreadedEngine)
-        await engine.load(weights(model, 0))
         ranks = ranks_of(engine)
         failed = asyncio.create_task(engine.failed())
-        running = asyncio.create_task(engine.generate(EnginePrompt("default", [1], 4_000)))
-        await asyncio.sleep(0.5)
-        if not busy:
-            running.cancel()
-            await asyncio.sleep(0.5)
+        if when != "made":
+            await engine.load(weights(model, 0))
+            await engine.generate(EnginePrompt("default", [1], 10))
+        waiting: asyncio.Task[Any] | None = None
+        if when == "drawing":
+            drawn, loop = asyncio.Event(), asyncio.get_running_loop()
+
+            def on_token(token: int) -> None:
+                loop.call_soon_threadsafe(drawn.set)
+
+            prompt = EnginePrompt("default", [1], 4_000)
+            waiting = asyncio.create_task(engine.generate(prompt, on_token))
+            await drawn.wait()
+        elif when == "loading":
+            ranks[rank].suspend()
+            waiting = asyncio.create_task(engine.load(weights(model, 1)))
+            await asyncio.sleep(1)
         ranks[rank].send_signal(number)
-        said = rf"rank {rank} of 2 ended \({number.name}\)"
-        with pytest.raises(HeadraceError, match=said):
-            await asyncio.wait_for(failed, 30)
-        if busy:
-            with pytest.raises(HeadraceError, match=said):
-                await asyncio.wait_for(running, 30)
-        with pytest.raises(HeadraceError, match=said):
-            await engine.load(weights(model, 1))
+        said = (
+            f"the vllm engine can't go on: rank {rank} of 2 (process {ranks[rank].pid}) ended by "
+            f"{number.name}. Restart the worker"
+        )
+        for one in (failed, waiting, asyncio.create_task(engine.load(weights(model, 1)))):
+            if one is not None:
+                with pytest.raises(HeadraceError, match=f"^{re.escape(said)}$"):
+                    await asyncio.wait_for(one, END_S)
         await engine.close(0)
         assert not psutil.wait_procs(ranks, END_S)[1]
 
@@ -260,5 +303,5 @@ def test_weights_that_a_rank_can_not_load_end_the_engine(model: Path, tmp_path: 
 
 def ranks_of(engine: Engine) -> list[psutil.Process]:
     """In the order of their numbers."""
-    executor = engine._served["default"].running._executor  # type: ignore[attr-defined]
-    return [psutil.Process(worker.proc.pid) for worker in executor.workers]
+    (running,) = engine._all()  # type: ignore[attr-defined]
+    return [psutil.Process(worker.proc.pid) for worker in running._executor.workers]

@@ -71,6 +71,7 @@ class ThreadedEngine(Engine):
         self._changing: asyncio.Future[None] | None = None
         self._closed = False
         self._death: HeadraceError | None = None
+        self._dying = threading.Lock()
         self._died = asyncio.Event()
         self._inbox: queue.SimpleQueue[AnyRow | WeightsChange | None] = queue.SimpleQueue()
         self._waiting: list[tuple[int, int, AnyRow]] = []
@@ -134,8 +135,10 @@ class ThreadedEngine(Engine):
 
     async def failed(self) -> None:
         """As `FailingEngine.failed`."""
-        await self._died.wait()
-        assert self._death is not None
+        self._loop = asyncio.get_running_loop()
+        if self._death is None:  # From here on the loop hears of it.
+            await self._died.wait()
+            assert self._death is not None
         raise self._death
 
     async def _grammar(self, prompt: EnginePrompt | ScoredRun) -> GrammarState | None:
@@ -194,15 +197,20 @@ class ThreadedEngine(Engine):
         It runs in a thread of its own, one call at a time.
         """
 
-    def _die(self, reason: str) -> None:
-        """Fails all waiting callers: the thread has ended, and only a new process can go on."""
-        self._death = HeadraceError(
-            f"the thread of the {self.name} engine ended: {reason}. Restart the worker"
-        )
+    def _fail_all(self) -> None:
+        """Fails all waiting callers: only a new process can go on."""
         self._died.set()
         for future in (*self._in_flight, self._changing):
             if future is not None:
                 _settle(future, self._death)
+
+    def _die(self, reason: str) -> None:
+        """Ends the engine, whose first reason counts. Any thread may call this."""
+        with self._dying:
+            self._death = self._death or HeadraceError(
+                f"the {self.name} engine can't go on: {reason}. Restart the worker"
+            )
+        self._call(self._fail_all)
 
     # The methods below run in the engine's thread.
 
@@ -231,7 +239,8 @@ class ThreadedEngine(Engine):
         except Exception as error:
             # If the thread ended silently, all callers would wait for ever.
             logger.exception("the thread of the %s engine ended", self.name)
-            self._call(self._die, f"{type(error).__name__}: {error}")
+            own = isinstance(error, HeadraceError)
+            self._die(str(error) if own else f"{type(error).__name__}: {error}")
 
     def _work(self) -> None:
         while self._read_inbox():

@@ -222,7 +222,7 @@ class VllmEngine(ThreadedEngine):
                     running = self._bases[adapter.digest] = self._start_vllm(model)
             with adapter_folder(weights.path, adapter) as folder:
                 # vLLM reads and checks it before it drops the adapter that it replaces.
-                running.engine.add_lora(LoRARequest(name, number, folder, load_inplace=True))
+                running.add_adapter(LoRARequest(name, number, folder, load_inplace=True))
         except (OSError, RuntimeError, ValueError) as error:
             if self._options.tensor_parallel_size > 1:
                 raise  # Some ranks may have the new adapter, and others not.
@@ -233,7 +233,7 @@ class VllmEngine(ThreadedEngine):
 
     def _start_vllm(self, arguments: Mapping[str, Any]) -> Running:
         """Starts a vLLM engine with all arguments, and these instead of others."""
-        return Running({**self._arguments, **arguments}, lambda how: self._call(self._die, how))
+        return Running({**self._arguments, **arguments}, self._die)
 
     def _running(self) -> list[Running]:
         """The vLLM engines that serve a policy, each once."""

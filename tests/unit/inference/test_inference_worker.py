@@ -26,6 +26,7 @@ from headrace.schemas.events import (
 from headrace.schemas.recipe.read_recipe import parse_recipe
 from headrace.schemas.topics import GENERATIONS, LOADS, PROMPTS, Topics
 from headrace.services.inference import service
+from headrace.services.inference.engine import EngineSetup, Weights
 from headrace.services.inference.engines.scripted import ScriptedEngine
 from headrace.services.kafka.broker import Outgoing, Partition
 from headrace.services.log.event_log import Delivery, EventLog
@@ -249,6 +250,43 @@ def test_a_worker_ends_if_its_engine_fails_although_no_prompt_is_there(tmp_path:
         with pytest.raises(HeadraceError, match="rank 1 ended"):
             async with scene.worker(use=f"{__name__}:FailingSoon") as worker:
                 await asyncio.wait({worker.task})
+
+    drive(tmp_path, play)
+
+
+class FailingPinned(ScriptedEngine):
+    """An engine that can't go on once it has served an older version than the newest, 1."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        super().__init__(setup)
+        self._old = asyncio.Event()
+
+    async def load(self, weights: Weights) -> None:
+        await super().load(weights)
+        if weights.version < 1:
+            self._old.set()
+
+    async def failed(self) -> None:
+        await self._old.wait()
+        raise HeadraceError("a rank of the pinned version ended")
+
+
+def test_a_worker_ends_if_the_engine_of_its_pinned_versions_fails(tmp_path: Path) -> None:
+    async def play(scene: Scene) -> None:
+        for policy in POLICIES:
+            for version in (0, 1):
+                await scene.publish(policy, version)
+        await scene.ask("left", 0)
+
+        async def lose() -> None:
+            async with scene.worker(use=f"{__name__}:FailingPinned") as worker:
+                assert (await scene.answers(1))[0].failure is None
+                assert not worker.task.done()
+                await scene.ask("left", 1, pinned=0)
+                await asyncio.wait({worker.task})
+
+        with pytest.raises(HeadraceError, match="a rank of the pinned version ended"):
+            await lose()
 
     drive(tmp_path, play)
 

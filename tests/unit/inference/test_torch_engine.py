@@ -290,6 +290,28 @@ def test_a_thread_that_ends_tells_all_who_wait(
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("asked", ["before", "after"])
+def test_an_engine_that_ends_before_it_has_weights_says_so(folder: Path, asked: str) -> None:
+    """To whoever waits already, and to whoever asks afterwards. The first cause counts."""
+
+    async def main() -> None:
+        engine = TorchEngine(EngineSetup(folder, 4, device="cpu"))
+        if asked == "before":
+            failed = asyncio.create_task(engine.failed())
+            await asyncio.sleep(0)
+        for cause in ("rank 1 ended", "no answer of rank 1"):
+            await asyncio.to_thread(engine._die, cause)
+        if asked == "after":
+            failed = asyncio.create_task(engine.failed())
+        with pytest.raises(HeadraceError, match=r"can't go on: rank 1 ended\. Restart"):
+            await asyncio.wait_for(failed, 5)
+        with pytest.raises(HeadraceError, match="rank 1 ended"):
+            await engine.load(Weights("default", 0, folder / "0.safetensors"))
+        await engine.close(1)
+
+    asyncio.run(main())
+
+
 def test_a_seed_repeats_the_draw(folder: Path) -> None:
     async def main() -> None:
         engine = TorchEngine(EngineSetup(folder, 4, device="cpu"))

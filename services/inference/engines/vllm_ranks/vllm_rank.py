@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -41,6 +42,12 @@ class VllmRank(PlatformWorker):  # type: ignore[misc]
         WeightTransferEngineFactory.register_engine(FILE_BACKEND, FileWeights)
         super().__init__(vllm_config, *arguments, **named)
 
+    def init_device(self) -> None:
+        """Joins the other ranks."""
+        super().init_device()
+        if current_platform.is_cpu():
+            unlink_shared_memory(os.environ["VLLM_DIST_IDENT"])
+
     def set_masks(self, masks: Mapping[int, bytes]) -> None:
         """Sets what each sequence that follows a schema may draw in the next step.
 
@@ -56,6 +63,16 @@ class VllmRank(PlatformWorker):  # type: ignore[misc]
         super().shutdown()
         # vLLM has unfrozen all objects for the garbage collector, which would take a second.
         gc.freeze()
+
+
+def unlink_shared_memory(ranks: str) -> None:
+    """Removes the names of the shared memory of vLLM's CPU build, once all ranks have mapped it.
+
+    Linux frees the memory with the last of them, however it ends. Otherwise a rank that is killed
+    would leave it. `ranks` is vLLM's name of these ranks, which contains a UUID.
+    """
+    for name in Path("/dev/shm").glob(f"{ranks}-*"):
+        name.unlink(missing_ok=True)  # Another rank may do the same.
 
 
 def leave_signals_to_worker() -> None:
