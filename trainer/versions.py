@@ -12,7 +12,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -39,7 +39,8 @@ class StoredVersion:
     deltas: tuple[WeightsDelta, ...] = ()
     """What to apply to `full`, in this order."""
     tensors: Blob | None = None
-    """The table of `tensor_digests`, as JSON. None if an older release stored the version."""
+    """The table of `tensor_digests`, as JSON. None if an older release stored the version. It is
+    stored again if it is lost, but only an error about other blobs needs it."""
 
     @classmethod
     def of(cls, published: PolicyPublished) -> StoredVersion | None:
@@ -51,7 +52,7 @@ class StoredVersion:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """All blobs that a reader of this version needs."""
+        """All blobs that a reader of this version needs to have its weights."""
         return (self.full, *(delta.blob for delta in self.deltas))
 
 
@@ -177,15 +178,23 @@ class VersionStore:
             return self._blobs.put(Path(file.name), SAFETENSORS)
 
     def _repaired(self, version: int, weights: WeightsFile, stored: StoredVersion) -> StoredVersion:
-        """Returns `stored` if the store has all its blobs; else stores the weights in full."""
-        try:
-            for blob in stored.blobs:
-                self._blobs.verify(blob)
-        except BlobError as error:
-            logger.error("the newest weights are stored again: %s", error)
+        """Returns `stored` if the store has all its blobs; else stores the weights in full, or the
+        digests of their tensors if only these are lost."""
+        if self._has_lost("the newest weights", *stored.blobs):
             again = self._in_full(version, weights, stored.digest)
             return stored if (again.full, ()) == (stored.full, stored.deltas) else again
+        if stored.tensors is not None and self._has_lost("the tensors' digests", stored.tensors):
+            return replace(stored, tensors=self._put_digests(weights))
         return stored
+
+    def _has_lost(self, what: str, *blobs: Blob) -> bool:
+        try:
+            for blob in blobs:
+                self._blobs.verify(blob)
+        except BlobError as error:
+            logger.error("%s are stored again: %s", what, error)
+            return True
+        return False
 
     def _repair_base(self) -> None:
         if self._base is None:

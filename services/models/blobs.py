@@ -77,7 +77,7 @@ class LocalBlobStore(BlobStore):
         self.owners = BlobOwners(LocalFiles(self._root), owner)
         self._verified: dict[bytes, tuple[int, ...]] = {}
         """What `verify` has read, by SHA-256: its size, and the size, time and inode of its file.
-        Only trainers verify, at most two blobs for each version."""
+        Only trainers verify, at most three blobs for each version."""
 
     def put(self, data: bytes | Path, media: str = "") -> Blob:
         blob = describe(data, media)

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ def of_two() -> Recipe:
     return Recipe.model_validate(tree)
 
 
-async def train(bench: Bench, until: int) -> None:
-    """Is rank 0 until a version is published. Exits as a process does if the other one is gone."""
+async def train(bench: Bench, until: int, noted: Path | None = None) -> None:
+    """Is rank 0 until a version is published. Exits as a process does if the other one is gone, and
+    may write its error to a file."""
     bench.recipe = of_two()
     context = bench.context()
     trainer = asyncio.ensure_future(service.run(context, "learner"))
@@ -63,36 +65,49 @@ async def train(bench: Bench, until: int) -> None:
         context.stopping.set()
         await trainer
     except DependencyError as error:
+        if noted is not None:
+            noted.write_text(str(error))
         os._exit(error.exit_code)
 
 
-def follower(folder: Path, die_at: int, size: int) -> int:
-    """Forks rank 1. Returns its process id."""
+def follower(prepare: Callable[[], object], noted: Path | None = None) -> int:
+    """Forks rank 1, which may write its error to a file. Returns its process id."""
     if child := os.fork():
         return child
     code = 1
     try:
         os.environ["RANK"] = "1"
-        if size:
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-        Steps(folder, die_at)
+        prepare()
         follow_rank_0(outside_store(TIMEOUT_S), 1, 2, TIMEOUT_S, "cpu")
         code = 0
     except DependencyError as error:
         code = error.exit_code
+        if noted is not None:
+            noted.write_text(str(error))
     finally:
         os._exit(code)
+
+
+def meet() -> None:
+    """Chooses where the next two ranks meet."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    os.environ |= {"MASTER_PORT": str(port), **loopback_variables()}
 
 
 def start(folder: Path, log: list[Line], until: int, death: Death = NONE) -> list[int]:
     """Runs both ranks until a version is published or one of them dies. Returns their codes."""
     rank, step, size = death
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    os.environ |= {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    os.environ |= {"MASTER_PORT": str(port), **loopback_variables()}
-    other = follower(folder, *(death[1:] if rank else (0, 0)))
+
+    def prepare() -> None:
+        if rank and size:
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        Steps(folder, step if rank else 0)
+
+    meet()
+    other = follower(prepare)
     first = in_child(folder, log, lambda b: train(b, until), *((0, 0) if rank else (step, size)))
     if first == DIED or first < 0:
         os.kill(other, signal.SIGKILL)  # As its guard does.
@@ -118,8 +133,9 @@ def die(root: Path, log: list[Line], expected: list[Any], death: Death) -> bool:
     return died
 
 
-def main(root: Path, every: int) -> None:
-    """Kills each rank at its first step and each `every`-th one after it, and prints how often."""
+def trained_twice(root: Path) -> tuple[list[Line], list[Any]]:
+    """Makes two versions in the folder `base`. Returns their log, with batches of two more, and
+    what is published with these."""
     log: list[Line] = []
     assert in_child(root / "base", log, submitting(1, 2)) == 0
     straight = list(log)
@@ -130,6 +146,12 @@ def main(root: Path, every: int) -> None:
     assert start(root / "base", log, 2) == [0, 0]
     assert published(log) == expected[:3]
     assert in_child(root / "base", log, submitting(3, 4)) == 0
+    return log, expected
+
+
+def main(root: Path, every: int) -> None:
+    """Kills each rank at its first step and each `every`-th one after it, and prints how often."""
+    log, expected = trained_twice(root)
     died = [0, 0]
     for rank in (0, 1):
         while die(root, log, expected, (rank, 1 + died[rank] * every, 0)):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from headrace.errors import UsageError
 from headrace.services.models.output_head import ChosenHidden
@@ -19,7 +22,7 @@ TRIAL = ([1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 6, 5], [3, 2, 1])
 TOLERANCE = {torch.float32: 1e-4}
 """How much of the largest number two computations of one hidden state may differ, by dtype."""
 COARSE = 0.05
-"""The same for narrower dtypes."""
+"""The same for narrower dtypes, whose rounding hides more. So these are tried in float32, too."""
 
 
 def learn_to_pack(
@@ -28,7 +31,8 @@ def learn_to_pack(
     """Lets a model read packed sequences, and returns whether it can.
 
     It can if every layer is attention to all earlier tokens, which transformers leaves to a
-    function of ours, and if three short sequences get the same hidden states packed and padded.
+    function of ours, and if three short sequences get the same hidden states packed and padded, in
+    the model's dtype as far as that can tell, and in float32.
     Windows, chunks and sparse attention are wider than those, so the configuration must not name
     any. All ranks must call it, and all can or none does.
     """
@@ -47,13 +51,21 @@ def learn_to_pack(
         with torch.no_grad():
             return hidden_at(*chosen, input_ids=read, use_cache=False, **more)
 
-    expected = states(ids, places)
-    model.set_attn_implementation(PACKED[own])
+    def apart() -> tuple[float, torch.dtype]:
+        """How much packed and padded differ, as a part of the largest number; and their dtype."""
+        model.set_attn_implementation(own)
+        expected = states(ids, places)
+        model.set_attn_implementation(PACKED[own])
+        found = states(layout.ids[None], layout.places, **more)
+        return float((found - expected).abs().max() / expected.abs().max()), found.dtype
+
     more = {"position_ids": packing.positions, "packing": packing}
     try:
-        found = states(layout.ids[None], layout.places, **more)
-        most = TOLERANCE.get(found.dtype, COARSE) * expected.abs().max()
-        able = bool((found - expected).abs().max() <= most)
+        differ, dtype = apart()
+        able = differ <= TOLERANCE.get(dtype, COARSE)
+        if dtype != torch.float32:  # Its rounding may hide that the model is not computed right.
+            with _in_float32(model):
+                able = apart()[0] <= TOLERANCE[torch.float32] and able
     except (TypeError, ValueError, RuntimeError):
         able = False  # It does not know positions, or what its attention is given.
     able = int(ranks.sum(torch.tensor(int(able), device=device))) == ranks.size
@@ -79,6 +91,44 @@ def require_causal(model: Any, hidden_at: ChosenHidden, device: torch.device) ->
             f"a {type(model).__name__} can't be trained: in transformers its tokens see later "
             "ones, because its attention takes no mask of ours. Choose another model"
         )
+
+
+@contextmanager
+def _in_float32(model: Any) -> Iterator[None]:
+    """Lets a narrow model compute in float32: each module widens its own weights while it runs.
+
+    So the weights of one module at a time take more memory. Those of embedding and head stay
+    narrow, because they are the largest: the results of the embedding are widened, and the head is
+    called with no tokens.
+    """
+    ends = model.get_input_embeddings(), model.get_output_embeddings()
+    own: dict[nn.Module, dict[str, Any]] = {}
+
+    def widen(module: nn.Module, unnamed: Any, named: Any) -> Any:
+        own[module] = dict(module._parameters)
+        module._parameters.update({name: _wide(one) for name, one in own[module].items()})
+        return tree_map(_wide, (unnamed, named))
+
+    def restore(module: nn.Module, _: Any, result: Any) -> None:
+        module._parameters.update(own.pop(module, {}))
+
+    handles: list[Any] = [
+        ends[0].register_forward_hook(lambda *called: _wide(called[2])),
+        ends[1].register_forward_pre_hook(lambda head, given: (given[0].to(head.weight.dtype),)),
+    ]
+    for module in model.modules():
+        if module._parameters and module not in ends:
+            handles.append(module.register_forward_pre_hook(widen, with_kwargs=True))
+            handles.append(module.register_forward_hook(restore, always_call=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _wide(one: Any) -> Any:
+    return one.float() if isinstance(one, Tensor) and one.is_floating_point() else one
 
 
 def _attends_to_all(model: Any) -> bool:

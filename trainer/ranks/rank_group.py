@@ -131,6 +131,15 @@ class RankGroup:
     def _explain(self) -> str:
         """Says which ranks show no life now. Those that end because of another rank do not count:
         they have noted before that it failed."""
+        found: list[str] = []
+        # Torch has no time-out for most requests to a process that is stopped, but not gone.
+        asking = threading.Thread(target=lambda: found.append(self._ask_store()), daemon=True)
+        asking.start()
+        asking.join(ANSWER_S + 3 * self._beat_s)
+        no_answer = "the process of rank 0, or the one that serves the store, does not answer"
+        return found[0] if found else no_answer
+
+    def _ask_store(self) -> str:
         try:
             store = self._store.clone()
             store.set_timeout(timedelta(seconds=ANSWER_S))

@@ -67,13 +67,30 @@ class TrainerMemory:
 
     @property
     def gathered(self) -> int:
-        """What several ranks hold whole: embedding and head, two layers, and the gradients of one
-        layer and of embedding and head, in float32."""
-        if self.ranks == 1:
-            return 0
-        layer, outer = self.shape.layer_parameters, self.shape.outer_parameters
-        gradients = 0 if self.policy.lora is not None else 4 * (layer + outer)
-        return self._width * (2 * layer + outer) + gradients
+        """What several ranks hold whole of the weights: one layer, embedding and head."""
+        whole = self.shape.layer_parameters + self.shape.outer_parameters
+        return self._width * whole if self.ranks > 1 else 0
+
+    @property
+    def gathered_besides(self) -> int:
+        """What several ranks hold whole besides while a layer computes its gradients: these, those
+        of the head, the layer that is next, and the float32 sum of the layer before."""
+        shape = self.shape
+        head = 0 if shape.tied else shape.vocabulary * shape.hidden  # `backward` has a tied one
+        besides = self._width * (2 * shape.layer_parameters + head) + 4 * shape.layer_parameters
+        return besides if self.ranks > 1 else 0
+
+    @property
+    def summed(self) -> int:
+        """What several ranks need to add up the gradients of embedding and head.
+
+        FSDP2 copies them into one float32 buffer (`foreach_reduce` of torch). Beside it are the
+        gradients, and then this rank's sum. The buffer of the last layer is still there. On a CPU
+        gloo needs as much as buffer and sum again, as was measured.
+        """
+        outer, last = self.shape.outer_parameters, 4 * self.shape.layer_parameters
+        adding = (4 * outer + 4 * outer // self.ranks) * (1 if self.on_gpu else 2)
+        return last + max((self._width + 4) * outer, adding) if self.ranks > 1 else 0
 
     @property
     def masters(self) -> int:
@@ -210,19 +227,22 @@ class TrainerMemory:
         """Returns the bytes of each part, of those that are there at the peak of an update.
 
         The gradients of earlier micro-batches are there in a backward pass. When it begins, the
-        logits are there; when it reaches a layer, they are gone. The optimizer's step comes when
-        the activations are gone.
+        logits are there; when it reaches a layer, they are gone. When ranks add up the gradients of
+        the embedding, and at the optimizer's step, the activations are gone, too.
         """
-        found = {"weights": self.weights, "gathered layers": self.gathered}
+        found = {"weights": self.weights}
         found |= {} if self.offload else self._of_optimizer
         if not (self.offload and self.ranks > 1):
             found[VERSION_0] = self.reference
-        if self.activations + max(self.logits, self.backward) < self.step and not self.offload:
-            return found | {"optimizer step": self.step}
-        found["activations"] = self.activations
-        if self.logits >= self.backward:
-            return found | {"logits": self.logits}
-        return found | {"backward pass of a layer": self.backward}
+        kept, whole = {"activations": self.activations}, "gathered layers"
+        besides = self.gathered + self.gathered_besides
+        moments = [
+            {whole: self.gathered, **kept, "logits": self.logits},
+            {whole: besides, **kept, "backward pass of a layer": self.backward},
+            {"sum of gradients over ranks": self.summed},
+            {"optimizer step": 0 if self.offload else self.step},
+        ]
+        return found | max(moments, key=lambda parts: sum(parts.values()))
 
     def host_parts(self) -> dict[str, int]:
         """Returns the bytes of each part in the host's memory. Without `offload` it is empty."""

@@ -88,9 +88,9 @@ class MemoryPlan:
     def ram_parts(self) -> dict[str, int]:
         """Returns the bytes of each part in the memory of one rank's host, without other services.
 
-        What a rank loads is in float32: its shard, or the whole model if its embeddings are tied.
-        What one process publishes are the newest weights and the version before, from which the
-        delta is made. Those of several processes are files on disk.
+        What a rank loads is its shard, in float32. What one process publishes are the newest
+        weights and the version before, from which the delta is made. Those of several processes are
+        files on disk.
         """
         return {
             f"{name}: {part}": size
@@ -103,7 +103,7 @@ class MemoryPlan:
     def _ram_of_rank(self, policy: Policy, shape: ModelShape) -> dict[str, int]:
         trainer = self._trainer(policy, shape)
         found = trainer.parts() if _on_cpu(policy) else trainer.host_parts()
-        loaded = 4 * shape.parameters // (1 if shape.tied else trainer.ranks)
+        loaded = 4 * shape.parameters // trainer.ranks
         # With `offload`, the master weights are what was loaded.
         found["model while it is loaded"] = loaded - trainer.masters * trainer.offload
         found["published weights"] = 2 * trainer.published * (trainer.ranks == 1)

@@ -178,6 +178,30 @@ def test_a_model_that_ignores_positions_is_padded(
     assert not learner(tmp_path, {})._forward.packed
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_model_in_bfloat16_is_packed_and_tried_with_its_own_weights(
+    name: str, tmp_path: Path
+) -> None:
+    one = learner(tmp_path, CONFIGS[name], dtype="bfloat16")
+    assert one._forward.packed
+    assert {part.dtype for part in one._model.parameters()} == {torch.bfloat16}
+    assert not any(part._forward_hooks for part in one._model.modules())
+
+
+def test_a_difference_that_bfloat16_would_hide_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = AttentionInterface._global_mapping
+    plain: Any = known[PACKED[WIDE_ATTENTION]]
+
+    def off_by_one_percent(*arguments: Any, **options: Any) -> tuple[Tensor, None]:
+        found, _ = plain(*arguments, **options)
+        return found * 1.01, None
+
+    monkeypatch.setitem(known, PACKED[WIDE_ATTENTION], off_by_one_percent)
+    assert not learner(tmp_path, {}, dtype="bfloat16")._forward.packed
+
+
 def test_a_call_for_several_sequences_has_few_queries_and_keys() -> None:
     batch = [one.tokens for one in sequences(prompt=15_000, longest=900)]
     made = layout.packed(batch)

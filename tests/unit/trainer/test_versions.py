@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -135,6 +136,41 @@ def test_a_repair_gives_what_every_reader_can_have(tmp_path: Path, lost: str) ->
     assert store.repair() == (after, False)
 
 
+@pytest.mark.parametrize("how", ["repair", "resume", "unchanged"])
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_a_lost_table_of_digests_comes_back_and_nothing_else_is_stored(
+    tmp_path: Path, how: str, damage: str
+) -> None:
+    blobs = LocalBlobStore(tmp_path)
+    store = VersionStore(blobs, full_every=9)
+    store.add(0, weights(0))
+    before = store.add(1, weights(1))
+    assert before.tensors is not None
+    table = file_of(blobs, before.tensors)
+    whole = table.read_bytes()
+    files = set(tmp_path.rglob("*"))
+    table.unlink() if damage == "gone" else table.write_bytes(whole[:-1])
+    match how:
+        case "repair":
+            assert store.repair() == (before, False)
+        case "resume":
+            resumed = VersionStore(blobs, full_every=9).resume(said(1, before), weights(1))
+            assert resumed == before
+        case "unchanged":
+            assert store.add(2, weights(1)) == before
+    assert table.read_bytes() == whole
+    assert set(tmp_path.rglob("*")) == files
+
+
+def test_a_table_of_other_bytes_is_replaced_once_it_is_lost(tmp_path: Path) -> None:
+    """Such as one that another release has written. Then the version is published again."""
+    blobs = LocalBlobStore(tmp_path)
+    store = VersionStore(blobs)
+    ours = store.add(0, weights(0))
+    theirs = replace(ours, tensors=Blob(sha256=bytes(32), size=3))
+    assert VersionStore(blobs).resume(said(0, theirs), weights(0)) == ours
+
+
 def test_an_adapters_base_is_uploaded_once(tmp_path: Path) -> None:
     class Counting(RemoteBlobStore):
         def put(self, data: bytes | Path, media: str = "") -> Blob:
@@ -221,7 +257,9 @@ def test_whatever_happens_the_newest_version_can_be_read(
                 version += 1
                 stored = store.add(version, weights(content))
             case "lose":
-                path = file_of(blobs, data.draw(st.sampled_from(stored.blobs)))
+                assert stored.tensors is not None
+                lost = data.draw(st.sampled_from([*stored.blobs, stored.tensors]))
+                path = file_of(blobs, lost)
                 path.unlink()
                 stored, _ = store.repair()
             case "restart":
@@ -230,6 +268,8 @@ def test_whatever_happens_the_newest_version_can_be_read(
             case "read":
                 got = follower.fetch(said(version, stored)).read_bytes()
                 assert got == weights(content)
+    assert stored.tensors is not None
+    assert blobs.holds(stored.tensors)
     assert readable(blobs, folder, version, stored) == weights(content)
     assert follower.fetch(said(version, stored)).read_bytes() == weights(content)
 

@@ -62,6 +62,28 @@ def test_ranks_share_what_belongs_to_weights_and_each_has_its_own_activations(fo
     assert eight["default: activations"] == one["default: activations"]
 
 
+def test_ranks_load_their_shards_alone_also_if_the_embeddings_are_tied(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps(QWEN3_8B | {"tie_word_embeddings": True}))
+    made = plan(folder, "8x80", training={"processes": 8})
+    assert made.ram_parts() == {
+        "default: model while it is loaded": 4 * read_shape(folder).parameters // 8
+    }
+
+
+def test_at_the_sum_of_gradients_the_embeddings_of_a_small_model_count_most(folder: Path) -> None:
+    """On GPUs: the gradients in bfloat16, a float32 copy of them, and that of the last layer."""
+    sizes = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4}
+    (folder / "config.json").write_text(json.dumps(QWEN3_8B | sizes))
+    training = {"processes": 8, "max_tokens": 128, "activation_checkpointing": True}
+    short = {"use": "vllm", "options": {"context": 128}}
+    parts = plan(folder, "8x80", engine=short, training=training).trainer_parts()
+    shape = read_shape(folder)
+    assert parts["default: sum of gradients over ranks"] == (
+        6 * shape.outer_parameters + 4 * shape.layer_parameters
+    )
+    assert "default: logits" not in parts
+
+
 def test_an_adapter_and_another_trainer_have_no_ranks(folder: Path) -> None:
     adapter = plan(folder, "8x8", lora={})
     assert not any("processes" in text for text, _ in adapter.changes())
