@@ -22,6 +22,7 @@ from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent import service as agent_service
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.gateway import server as server_module
+from headrace.services.agent.gateway import gateway_key
 from headrace.services.agent.gateway import service as gateway_service
 from headrace.services.agent.gateway.chat_session import ChatSession
 from headrace.services.agent.gateway.clients import ClientAgent
@@ -268,10 +269,10 @@ def test_a_gateway_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     context = cast("ServiceContext", SimpleNamespace(recipe=recipe()))
     with pytest.raises(UsageError, match="serve gateway"):
         asyncio.run(agent_service.run(context))
-    monkeypatch.setenv(gateway_service.KEY, "short")
+    monkeypatch.setenv(gateway_key.KEY, "short")
     with pytest.raises(UsageError, match="HEADRACE_GATEWAY_KEY"):
         asyncio.run(gateway_service.run(context, "127.0.0.1:0"))
-    monkeypatch.setenv(gateway_service.KEY, KEY)
+    monkeypatch.setenv(gateway_key.KEY, KEY)
     for listen in ("8100", ":8100", "host:", "host:99999"):
         with pytest.raises(UsageError, match="--listen"):
             asyncio.run(gateway_service.run(context, listen))
@@ -285,7 +286,7 @@ def test_a_client_that_comes_after_the_last_episode_learns_that_the_run_has_ende
 
     monkeypatch.setattr(agent_service, "run", serve)
     monkeypatch.setattr(gateway_service, "FAREWELL_S", 4.0)
-    monkeypatch.setenv(gateway_service.KEY, KEY)
+    monkeypatch.setenv(gateway_key.KEY, KEY)
 
     async def main() -> None:
         events = SimpleNamespace(ending=asyncio.Event(), stopping=asyncio.Event())
