@@ -21,8 +21,8 @@ from headrace.schemas.events import EpisodeEnded, GenerationRequested, Trajector
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.agent import service as agent_service
 from headrace.services.agent.episode import Episode
-from headrace.services.agent.gateway import server as server_module
 from headrace.services.agent.gateway import gateway_key
+from headrace.services.agent.gateway import server as server_module
 from headrace.services.agent.gateway import service as gateway_service
 from headrace.services.agent.gateway.chat_session import ChatSession
 from headrace.services.agent.gateway.clients import ClientAgent
