@@ -19,8 +19,7 @@ MAX_MESSAGE_BYTES = MAX_RECORD_BYTES + 60 * 1024
 4 KiB more, for what Kafka adds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """The partition and offset of a record."""
 
     partition: Partition
@@ -61,8 +60,7 @@ class Permission(NamedTuple):
     """In Kafka's words, for example `READ`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """A record as read. `timestamp` is in epoch seconds, by the broker's or producer's clock."""
 
     partition: Partition

@@ -100,7 +100,7 @@ def _headers(message: Message) -> Headers:
 
 def weight(record: Record) -> int:
     """About how many bytes a record takes in memory."""
-    headers = sum(HEADER_WEIGHT + len(value) for _, value in record.headers)
+    headers = HEADER_WEIGHT * len(record.headers) + sum([len(one) for _, one in record.headers])
     return RECORD_WEIGHT + len(record.key or b"") + len(record.value or b"") + headers
 
 

@@ -12,6 +12,7 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import inf
 from time import monotonic
 
 from confluent_kafka import KafkaError, Message, TopicPartition
@@ -60,6 +61,9 @@ class Fetcher:
         """How many fetches in a row did not need each assigned partition."""
         self._paused: set[Partition] = set()
         """Assigned partitions that were read to their ends."""
+        self._passed: dict[Partition, float] = {}
+        """The highest offset that the last fetch of each partition needed. What is cached before it
+        is hardly needed any more."""
         self._forward = False
         """Whether the last fetch read on in at least half of its partitions, not elsewhere."""
         self._asked = 0
@@ -91,7 +95,10 @@ class Fetcher:
     def _fetch(self, positions: Sequence[Position]) -> list[Record]:
         found: dict[Position, Record] = {}
         wanted: dict[Partition, deque[int]] = {}
-        for position in sorted(set(positions), key=lambda at: (at.partition, at.offset)):
+        asked: dict[Partition, float] = {}
+        """The highest offset of each partition."""
+        for position in sorted(set(positions)):
+            asked[position.partition] = position.offset
             if (record := self._cache.pop(position, None)) is not None:
                 self._cached_bytes -= weight(record)
                 found[position] = record
@@ -99,6 +106,7 @@ class Fetcher:
                 wanted.setdefault(position.partition, deque()).append(position.offset)
         try:
             with as_failure("can't fetch"):
+                self._narrow(wanted, asked)
                 self._read(wanted, found)
         except HeadraceError:
             self._unassign(list(self._next))  # Their positions are not known after a failure.
@@ -107,7 +115,6 @@ class Fetcher:
 
     def _read(self, wanted: dict[Partition, deque[int]], found: dict[Position, Record]) -> None:
         """Reads until all wanted records are found."""
-        self._narrow(wanted)
         progress_at = monotonic()
         while wanted:
             self._require_open()
@@ -130,13 +137,19 @@ class Fetcher:
         if self._closing:
             raise DependencyError("can't fetch: this broker object is closed")
 
-    def _narrow(self, wanted: dict[Partition, deque[int]]) -> None:
-        """Starts partitions that are wanted, and unassigns those that were not for long."""
+    def _narrow(self, wanted: dict[Partition, deque[int]], asked: dict[Partition, float]) -> None:
+        """Starts partitions that are wanted, and unassigns those that were not asked for long.
+
+        If the cache has all that is asked of a partition, it is read on soon, so it is kept.
+        """
+        self._passed |= asked
         forward = sum(_is_near(self._read_to.get(at), one[0]) for at, one in wanted.items())
         self._forward = 2 * forward >= len(wanted)
-        self._idle = {at: 0 if at in wanted else idle + 1 for at, idle in self._idle.items()}
+        self._idle = {at: 0 if at in asked else idle + 1 for at, idle in self._idle.items()}
         kept = IDLE_FETCHES if self._forward else 0
-        self._unassign([at for at, idle in self._idle.items() if idle > kept])
+        given_up = [at for at, idle in self._idle.items() if idle > kept]
+        self._passed |= dict.fromkeys(given_up, inf)
+        self._unassign(given_up)
         self._resume(self._paused & wanted.keys())
         for partition, offsets in wanted.items():
             self._start(partition, offsets[0])
@@ -149,7 +162,7 @@ class Fetcher:
         """
         try:
             with as_failure("can't read ahead"):
-                while asked == self._asked and self._cached_bytes < CACHE_BYTES // 2:
+                while asked == self._asked and self._has_room():
                     messages = self._consumer.consume(BATCH, READ_AHEAD_S) if self._forward else ()
                     if not messages:
                         self._paused = set(self._next)
@@ -159,6 +172,20 @@ class Fetcher:
                         self._take(message, {}, {})
         except HeadraceError:  # If it stays, the next fetch raises it.
             self._unassign(list(self._next))
+
+    def _has_room(self) -> bool:
+        """Whether half of the cache is free. If not, first drops the oldest records, as long as
+        fetches have passed them: of a run that filters groups, no batch needs a part of them."""
+        while self._cache and self._cached_bytes >= CACHE_BYTES // 2:
+            oldest = next(iter(self._cache))
+            if oldest.offset >= self._passed.get(oldest.partition, 0):
+                break
+            self._drop_oldest()
+        return self._cached_bytes < CACHE_BYTES // 2
+
+    def _drop_oldest(self) -> None:
+        _, oldest = self._cache.popitem(last=False)
+        self._cached_bytes -= weight(oldest)
 
     def _resume(self, partitions: set[Partition]) -> None:
         if partitions:
@@ -244,8 +271,7 @@ class Fetcher:
         self._cache[position] = record
         self._cached_bytes += weight(record)
         while self._cached_bytes > CACHE_BYTES:
-            _, oldest = self._cache.popitem(last=False)
-            self._cached_bytes -= weight(oldest)
+            self._drop_oldest()
 
     def _gone(self, partition: Partition, offsets: deque[int]) -> RecordsLost:
         return records_lost(partition, offsets[0], watermarks(self._consumer, partition))

@@ -312,10 +312,9 @@ def test_a_place_that_retention_removed_is_told_with_what_is_there(
     drive(main)
 
 
-def test_fetches_read_each_record_once_and_are_quiet_in_between(
-    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each fetch needs one partition only, and goes on just behind an earlier one."""
+@pytest.fixture
+def received(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many records a fetcher has received, with how many requests. It stays current."""
     received: dict[str, int] = {}
 
     def note(text: str) -> None:
@@ -327,13 +326,25 @@ def test_fetches_read_each_record_once_and_are_quiet_in_between(
         return Consumer({**properties, "statistics.interval.ms": 50, "stats_cb": note})
 
     monkeypatch.setattr(fetcher, "make_consumer", consumer_with_statistics)
+    return received
+
+
+async def send_large(broker: KafkaBroker, partitions: list[Partition], records: int) -> None:
+    """Sends records of 100 kB, in turns to the partitions."""
+    for number in range(records):
+        at = partitions[number % len(partitions)]
+        await broker.send(Outgoing(at.topic, b"k", bytes(100_000), partition=at.number))
+
+
+def test_fetches_read_each_record_once_and_are_quiet_in_between(
+    kafka: str, namespace: str, received: dict[str, int]
+) -> None:
+    """Each fetch needs one partition only, and goes on just behind an earlier one."""
 
     async def main() -> None:
         broker = KafkaBroker(KafkaSettings(kafka, "test"))
         partitions = await topic(broker, namespace, 2)
-        large = bytes(100_000)
-        for number in range(40):
-            await broker.send(Outgoing(partitions[0].topic, b"k", large, partition=number % 2))
+        await send_large(broker, partitions, 40)
         for offset in range(20):
             await broker.fetch([Position(partitions[offset % 2], offset)])
         for pause_s in (2, 0, 0):  # Afterwards, statistics arrive.
@@ -341,6 +352,52 @@ def test_fetches_read_each_record_once_and_are_quiet_in_between(
             await asyncio.sleep(pause_s)
         assert received["records"] <= 40 + 3 * 20
         assert received["fetches"] < 60, "idle, it would ask hundreds of times in 2 s"
+        await broker.close()
+
+    drive(main)
+
+
+def test_fetches_that_find_all_in_the_cache_do_not_give_its_partition_up(
+    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch, received: dict[str, int]
+) -> None:
+    monkeypatch.setattr(fetcher, "CACHE_BYTES", 6_000_000)
+    monkeypatch.setattr(fetcher, "BATCH", 5)
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        await send_large(broker, [partition], 150)
+        for offset in (0, 10, *range(11, 35)):
+            await broker.fetch([Position(partition, offset)])
+            await asyncio.sleep(0.5 if offset == 10 else 0)  # It reads half of the cache ahead.
+        for offset in range(100, 150, 7):  # Meanwhile, statistics arrive.
+            await broker.fetch([Position(partition, offset)])
+            await asyncio.sleep(0.05)
+        assert received["records"] < 185, "those that were read ahead are read again"
+        await broker.close()
+
+    drive(main)
+
+
+def test_records_that_no_fetch_needs_do_not_stop_the_reading_ahead(
+    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch, received: dict[str, int]
+) -> None:
+    """No batch needs the trajectories of a dropped group. Here that is every second record."""
+    monkeypatch.setattr(fetcher, "CACHE_BYTES", 2_000_000)
+    monkeypatch.setattr(fetcher, "BATCH", 5)
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        await send_large(broker, [partition], 60)
+        for offset in range(0, 60, 2):
+            await broker.fetch([Position(partition, offset)])
+            await asyncio.sleep(0.02)
+        await asyncio.sleep(2)
+        for _ in range(2):  # Statistics arrive.
+            await broker.fetch([Position(partition, 58)])
+            await asyncio.sleep(0.1)
+        assert received["fetches"] < 120, "idle, it would ask hundreds of times in 2 s"
         await broker.close()
 
     drive(main)
