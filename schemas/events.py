@@ -62,13 +62,13 @@ class Event(Part):
 
         A part that is null is left out.
         """
-        values = (getattr(self, name) for name in self.id_fields)
-        return "/".join(_text(value) for value in values if value is not None)
+        values = [getattr(self, name) for name in self.id_fields]
+        return "/".join([_text(value) for value in values if value is not None])
 
     @property
     def key(self) -> bytes:
         """The key of the record. It decides the partition."""
-        return "/".join(_text(getattr(self, name)) for name in self.key_fields).encode()
+        return "/".join([_text(getattr(self, name)) for name in self.key_fields]).encode()
 
 
 def _text(value: Any) -> str:

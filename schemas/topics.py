@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 from headrace.schemas import events
@@ -174,6 +175,7 @@ TOPICS: tuple[Topic[Event], ...] = (
 _OF_EVENT = {topic.event: topic for topic in TOPICS}
 
 
+@lru_cache(maxsize=4_096)
 def topic_of(name: str) -> Topic[Event]:
     """Returns the topic that has this name on the broker, in any namespace.
 

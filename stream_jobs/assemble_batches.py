@@ -31,6 +31,7 @@ from headrace.services.log.log_reader import (
     CaughtUp,
     Start,
     Tail,
+    follow_arrivals,
     follow_events,
     require_beginning,
 )
@@ -46,8 +47,6 @@ from headrace.stream_jobs.trained_policy import trained_policy
 logger = logging.getLogger(__name__)
 
 SERVICE = "assemble-batches"
-READ_AT_ONCE = 64
-"""The most events that are added before the job looks whether a batch is due."""
 MAX_WAIT_S = 5.0
 """The longest wait for a batch that becomes due: the clock may be corrected meanwhile."""
 
@@ -127,7 +126,7 @@ async def _follow(
     # From the first record, because the last ones may all be of other policies.
     policies = log.topics.partition(POLICIES)
     first = await _first_group(log, groups, assembler.groups_read)
-    reader = follow_events(log, {groups: first, policies: "first", **starts})
+    reader = follow_arrivals(log, {groups: first, policies: "first", **starts})
     stopped = asyncio.ensure_future(stopping.wait())
     upcoming = asyncio.ensure_future(anext(reader))
     caught_up = False
@@ -138,14 +137,11 @@ async def _follow(
                 timeout=_seconds_until(assembler.due_at(now()) if caught_up else None),
                 return_when=asyncio.FIRST_COMPLETED,
             )
-            for _ in range(READ_AT_ONCE):
-                if not upcoming.done():
-                    break
-                item = upcoming.result()
-                caught_up = caught_up or isinstance(item, CaughtUp)
-                _add(assembler, barrier, item)
+            if upcoming.done():
+                for item in upcoming.result():
+                    caught_up = caught_up or isinstance(item, CaughtUp)
+                    _add(assembler, barrier, item)
                 upcoming = asyncio.ensure_future(anext(reader))
-                await asyncio.sleep(0)  # If more has arrived already, it is done after this.
             WAITING.labels(policy).set(assembler.waiting_groups)
             LIVE.labels(policy).set(assembler.live_groups)
             if caught_up and not stopped.done():

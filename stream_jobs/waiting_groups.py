@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import TypeVar
 
@@ -29,7 +30,7 @@ _DROPPED_BYTES = 20
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WaitingGroup:
     """A group that no batch has decided yet, as the next batch sees it."""
 
@@ -44,12 +45,12 @@ class WaitingGroup:
     size: int
     """The most bytes that the group takes in a batch."""
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Number of tokens that the next batch can train on."""
         return sum(sample.tokens for sample in self.fresh)
 
-    @property
+    @cached_property
     def shown(self) -> bool:
         """Whether the next batch can train on a demonstration of it."""
         return any(sample.oldest_version < 0 for sample in self.fresh)

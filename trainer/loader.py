@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from headrace.schemas.events import BatchAssembled, BatchSample, Event, TrajectoryRecorded
 from headrace.schemas.packed import unpack_f32
@@ -18,6 +18,7 @@ from headrace.trainer.metrics.batch_metrics import (
     trained_episodes,
 )
 from headrace.trainer.sequences import (
+    SampleLabels,
     TokenSequence,
     UnusableBatch,
     UpdateBatch,
@@ -121,14 +122,13 @@ def build_updates(
     for index, (sample, event) in enumerate(zip(batch.samples, events, strict=False)):
         group = groups.setdefault(sample.task, len(groups))
         name = f"task {sample.task} sample {sample.sample}"
+        labels = SampleLabels(index, group, sample.use, name)
         try:
-            found = _sequences(batch.policy, sample, event, vocabulary, taught, critic)
+            found = _sequences(batch.policy, sample, event, vocabulary, taught, critic, labels)
         except (ValueError, UnusableBatch) as error:
             found = []
             dropped.append(f"{name}: {error}")
-        by_sample.append(
-            [replace(one, sample=index, group=group, use=sample.use, name=name) for one in found]
-        )
+        by_sample.append(found)
     if dropped and len(dropped) == len(by_sample):
         raise UnusableBatch(
             f"none of the samples of batch {batch.version} can be trained on. {dropped[0]}"
@@ -146,6 +146,7 @@ def _sequences(
     vocabulary: int,
     taught: bool,
     critic: bool,
+    labels: SampleLabels,
 ) -> list[TokenSequence]:
     """Returns a sample's sequences. Raises ValueError if they are not what the batch states."""
     if not isinstance(event, TrajectoryRecorded):
@@ -154,7 +155,7 @@ def _sequences(
         raise ValueError(f"its reference names task {event.task} sample {event.sample}")
     advantages = unpack_f32(sample.advantages)
     given = (1.0,) if critic else advantages
-    sequences = token_sequences(event, policy, given, sample.weight, vocabulary, taught)
+    sequences = token_sequences(event, policy, given, sample.weight, vocabulary, taught, labels)
     if critic:
         sequences = with_rewards(sequences, event, policy, advantages)
     tokens = sum(len(one.positions) for one in sequences)

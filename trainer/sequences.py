@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,18 @@ def raise_if_stopped(stop: threading.Event | None) -> None:
     """Raises Stopped if `stop` is set."""
     if stop is not None and stop.is_set():
         raise Stopped("stopped before the version was complete")
+
+
+class SampleLabels(NamedTuple):
+    """Which sample of a batch a sequence belongs to. The fields are those of `TokenSequence`."""
+
+    sample: int = 0
+    group: int = 0
+    use: int = 0
+    name: str = ""
+
+
+UNLABELLED = SampleLabels()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +130,9 @@ def token_sequences(
     weight: float,
     vocabulary: int,
     taught: bool = False,
+    labels: SampleLabels = UNLABELLED,
 ) -> list[TokenSequence]:
-    """Returns the sequences of a trajectory that train `policy`.
+    """Returns the sequences of a trajectory that train `policy`, with the `labels` of its sample.
 
     If it is `taught`, they have the logprobs of its teacher, which the trajectory must have.
 
@@ -148,7 +162,8 @@ def token_sequences(
         if new:
             # Tokens after the last trained one have no influence on the gradient.
             last = max(position for position, index in enumerate(path) if index in new)
-            sequences.append(_join([turns[index] for index in path[: last + 1]], path, new, name))
+            read = [turns[index] for index in path[: last + 1]]
+            sequences.append(_join(read, path, new, name, labels))
             trained |= new
     return sequences
 
@@ -249,7 +264,9 @@ def _checked_sampling(samplings: Sequence[Sampling], turn: Turn, tokens: Ints) -
     return sampling
 
 
-def _join(turns: list[_UnpackedTurn], path: list[int], new: set[int], name: str) -> TokenSequence:
+def _join(
+    turns: list[_UnpackedTurn], path: list[int], new: set[int], name: str, labels: SampleLabels
+) -> TokenSequence:
     """Joins a path's turns up to its last trained one. `new` are the turns that it trains."""
     positions: list[Ints] = []
     trained: list[_UnpackedTurn] = []
@@ -278,4 +295,8 @@ def _join(turns: list[_UnpackedTurn], path: list[int], new: set[int], name: str)
         samplings=tuple(samplings),
         turns=tuple(numbers),
         teacher=np.concatenate(taught) if taught else None,
+        sample=labels.sample,
+        group=labels.group,
+        use=labels.use,
+        name=labels.name,
     )

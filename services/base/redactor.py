@@ -72,7 +72,7 @@ class Redactor:
 
     def finds(self, data: bytes) -> bool:
         """Returns whether bytes contain a secret."""
-        return any(form in data for _, form, _ in self._forms)
+        return bool(self._forms) and any(form in data for _, form, _ in self._forms)
 
     def model(self, model: M) -> M:
         """Returns a model whose texts, at any depth, are without the secrets."""

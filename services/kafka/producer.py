@@ -45,6 +45,8 @@ class Sender:
         """When the thread wakes the loop for what was delivered."""
         self._turn = asyncio.Lock()
         """Keeps the records in order while the queue is full."""
+        self._waiting = 0
+        """How many senders wait for their turn."""
         self._stopping = False
         self._broken: HeadraceError | None = None
         """Why nothing can be sent any more."""
@@ -58,6 +60,21 @@ class Sender:
         no topic, each send raises it.
         """
         future: asyncio.Future[Position] = self._loop.create_future()
+        if self._waiting or not self._produce(record, future):
+            self._waiting += 1
+            try:
+                await self._produce_in_turn(record, future)
+            finally:
+                self._waiting -= 1
+        return await future
+
+    async def close(self) -> None:
+        """Waits for records in flight, bounded. Those that remain fail."""
+        self._stopping = True
+        await asyncio.to_thread(self._thread.join)
+
+    async def _produce_in_turn(self, record: Outgoing, future: asyncio.Future[Position]) -> None:
+        """Waits for room in librdkafka's queue, behind all who wait for it already."""
         late = monotonic() + 2 * DELIVERY_S
         async with self._turn:
             while not self._produce(record, future):
@@ -67,12 +84,6 @@ class Sender:
                         f"for {record.topic} was not sent. Is Kafka overloaded or down?"
                     )
                 await asyncio.sleep(FULL_S)
-        return await future
-
-    async def close(self) -> None:
-        """Waits for records in flight, bounded. Those that remain fail."""
-        self._stopping = True
-        await asyncio.to_thread(self._thread.join)
 
     def _produce(self, record: Outgoing, future: asyncio.Future[Position]) -> bool:
         """Gives a record to librdkafka. False if its queue is full."""

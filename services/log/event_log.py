@@ -123,6 +123,7 @@ class EventLog:
         if not read_only:
             for topic in topics:  # An alert sees no increase of a series that begins with 1.
                 DEAD.labels(topic.name)
+        self._types = {event: f"headrace.{event.__name__}".encode() for event in EVENTS}
         self._sent = {event: SENT.labels(event.__name__) for event in EVENTS}
         self._constant: Headers = [
             ("ce_specversion", b"1.0"),
@@ -180,7 +181,7 @@ class EventLog:
         headers = [
             *self._constant,
             ("ce_id", event.event_id.encode()),
-            ("ce_type", f"headrace.{type(event).__name__}".encode()),
+            ("ce_type", self._types[type(event)]),
             ("traceparent", next_traceparent().encode()),
         ]
         gathered, patient = to.topic.gathered, _is_patient(event)
