@@ -15,7 +15,7 @@ LOOK_S = 0.25
 """Seconds between two looks at the machine, at least."""
 SAVED_S = 0.05
 """Seconds of processor time that a reader may have saved up, and take at once."""
-OWED_S = 2.0
+OWED_S = 10.0
 """Seconds of rests that a reader may owe, at most."""
 LEAST_S, LONGEST_S = 0.001, 0.25
 """Seconds of a rest. After the longest one, the reader looks at the machine again."""
