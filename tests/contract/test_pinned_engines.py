@@ -130,9 +130,10 @@ def test_models_of_a_process_that_are_both_busy_take_turns() -> None:
     import headrace.services.inference.engines.vllm_engine  # noqa: F401
     from headrace.services.inference.engines.vllm_ranks.running import Turns
 
-    turns, order = Turns(), list[str]()
+    turns, order, both = Turns(), list[str](), threading.Barrier(2)
 
     def step(name: str) -> None:
+        both.wait()
         for _ in range(100):
             with turns:
                 order.append(name)

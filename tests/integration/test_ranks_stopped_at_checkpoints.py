@@ -149,11 +149,9 @@ def test_whichever_rank_stops_amid_a_checkpoint_nothing_is_lost_or_doubled(tmp_p
     assert done.returncode == 0, done.stderr[-8000:]
     for (rank, at), one in zip(STOPS, json.loads(done.stdout), strict=True):
         print(f"rank {rank} stopped at {at}: both had ended after {one['seconds']:.0f} s")
-        newest = 3 if at in (SAVED, MANIFEST) else 2
-        assert one["kept"][-1] == f"v{newest:012d}", (rank, at, one["kept"])
-        if at == MANIFEST:  # Rank 1 has nothing to do until rank 0 goes on.
-            assert one["codes"] == [0, 0]
-            continue
+        # At the manifest, rank 1 ends while it has nothing to do. Rank 0 may still write it.
+        newest = {SAVED: (3,), MANIFEST: (2, 3)}.get(at, (2,))
+        assert one["kept"][-1] in [f"v{one:012d}" for one in newest], (rank, at, one["kept"])
         noticed = one["errors"][1 - rank]
         assert f"rank {rank}" in noticed.partition(":")[2], (rank, at, noticed)
         assert one["codes"][1 - rank] == DependencyError.exit_code

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from headrace.errors import DependencyError, UsageError
+from headrace.services.base.concurrency import in_daemon_thread
 from headrace.trainer.ranks.ranks import Ranks
 
 POLL_S = 0.02
@@ -57,11 +59,12 @@ class RankGroup:
         self._timeout_s = timeout_s
         self._beat_s = min(BEAT_S, timeout_s / 20)
         self._ended = threading.Event()
+        self._rank_0_lives = threading.Event()
         store.set_timeout(timedelta(seconds=timeout_s))
         try:
             store.set(f"joined/{rank}", "")
             for other in range(size):
-                self._await(f"joined/{other}", check, f"rank {other} of {size} did not join")
+                self._await_joined(other, check)
             own: Any = getattr(store, "clone")()  # noqa: B009  (the type stub lacks it)
             threading.Thread(target=self._beat, args=(own,), daemon=True).start()
             backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
@@ -89,15 +92,14 @@ class RankGroup:
             dist.broadcast_object_list([arguments], src=0, device=torch.device("cpu"))
 
     def hear(self, check: Callable[[], None] = lambda: None) -> tuple[str, tuple[Any, ...]]:
-        """Other ranks: wait for what rank 0 does next, however long. Returns what `tell` was given.
+        """Other ranks: wait for what rank 0 does next, as long as it lives. Returns what `tell` was
+        given.
 
-        Raises DependencyError if rank 0 is gone.
+        Raises DependencyError if rank 0 is gone, or shows no life for `timeout_s`.
         """
         key = f"command/{self._done}"
         with self.ranks.noticing():
-            while not self._store.check([key]):
-                check()
-                time.sleep(POLL_S)
+            self._await_command(key, check)
             method = self._store.get(key).decode()
             self._done += 1
             found: list[Any] = [None]
@@ -110,23 +112,60 @@ class RankGroup:
         with suppress(RuntimeError):
             dist.destroy_process_group()
 
-    def _await(self, key: str, check: Callable[[], None], failure: str) -> None:
+    def _await_joined(self, other: int, check: Callable[[], None]) -> None:
         deadline = time.monotonic() + JOIN_S
-        while not self._store.check([key]):
+
+        def look() -> None:
             check()
-            time.sleep(POLL_S)
             if time.monotonic() > deadline:
                 raise DependencyError(
-                    f"{failure} within {JOIN_S:g} s. Its log says why. All ranks start again"
+                    f"rank {other} of {self.size} did not join within {JOIN_S:g} s. Its log says "
+                    "why. All ranks start again"
                 )
 
+        self._await(f"joined/{other}", look)
+
+    def _await_command(self, key: str, check: Callable[[], None]) -> None:
+        silent = 0  # In beats. What a clock says is wrong if this process was stopped, too.
+
+        def look() -> None:
+            nonlocal silent
+            check()
+            silent = 0 if self._rank_0_lives.is_set() else silent + 1
+            self._rank_0_lives.clear()
+            if silent * self._beat_s > self._timeout_s:
+                raise RuntimeError(f"rank 0 has shown no life for {self._timeout_s:g} s")
+
+        self._await(key, look)
+
+    def _await(self, key: str, look: Callable[[], None]) -> None:
+        """Waits until the store has a key. `look` is called after each beat, and may raise an error
+        to end it. A thread asks, because a store whose process is stopped does not answer."""
+        given_up = threading.Event()
+
+        def ask() -> None:
+            while not self._store.check([key]) and not given_up.wait(POLL_S):
+                pass
+
+        asking = in_daemon_thread(ask, "store")
+        try:
+            while not wait((asking,), self._beat_s).done:
+                look()
+        finally:
+            given_up.set()
+        asking.result()
+
     def _beat(self, store: Store) -> None:
-        """Shows the others that this process runs. A stopped process shows nothing."""
-        number = 0
+        """Shows the others that this process runs, and notes whether rank 0 does. A stopped process
+        shows nothing."""
+        number, before = 0, b""
         with suppress(RuntimeError):  # The process that serves the store has ended.
             while not self._ended.wait(self._beat_s):
                 number += 1
                 store.set(f"beat/{self._rank}", str(number))
+                if (now := self._beat_of(store, 0)) != before:
+                    before = now
+                    self._rank_0_lives.set()
 
     def _explain(self) -> str:
         """Says which ranks show no life now. Those that end because of another rank do not count:
@@ -161,8 +200,11 @@ class RankGroup:
         return "another rank failed, and its log says why"
 
     def _beats(self, store: Store) -> list[bytes]:
-        names = [f"beat/{rank}" for rank in range(self.size)]
-        return [store.get(name) if store.check([name]) else b"" for name in names]
+        return [self._beat_of(store, rank) for rank in range(self.size)]
+
+    def _beat_of(self, store: Store, rank: int) -> bytes:
+        name = f"beat/{rank}"
+        return store.get(name) if store.check([name]) else b""
 
 
 def serve_store() -> tuple[TCPStore, int]:

@@ -38,6 +38,9 @@ from headrace.services.models.json_schema import GrammarState
 
 logger = logging.getLogger(__name__)
 
+CLOSE_S = 15.0
+"""How long the end of the thread may take. A process can end although a step hangs in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class WeightsChange:
@@ -131,7 +134,12 @@ class ThreadedEngine(Engine):
             await asyncio.wait(list(self._in_flight), timeout=drain_s)
         if self._thread is not None:
             self._inbox.put(None)
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, CLOSE_S)
+            if self._thread.is_alive():
+                logger.error(
+                    "the %s engine has not ended within %g s: it ends with the process",
+                    *(self.name, CLOSE_S),
+                )
 
     async def failed(self) -> None:
         """As `FailingEngine.failed`."""
@@ -207,9 +215,11 @@ class ThreadedEngine(Engine):
     def _die(self, reason: str) -> None:
         """Ends the engine, whose first reason counts. Any thread may call this."""
         with self._dying:
-            self._death = self._death or HeadraceError(
-                f"the {self.name} engine can't go on: {reason}. Restart the worker"
-            )
+            if self._death is None:
+                self._death = HeadraceError(
+                    f"the {self.name} engine can't go on: {reason}. Restart the worker"
+                )
+                logger.error("%s", self._death)  # Another engine may delay the worker's end.
         self._call(self._fail_all)
 
     # The methods below run in the engine's thread.

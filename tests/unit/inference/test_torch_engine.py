@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from headrace.services.inference.engine import (  # noqa: E402
     EngineSetup,
     Weights,
 )
+from headrace.services.inference.engines import engine_thread  # noqa: E402
 from headrace.services.inference.engines.row import Row  # noqa: E402
 from headrace.services.inference.engines.torch_batch import buckets  # noqa: E402
 from headrace.services.inference.engines.torch_engine import TorchEngine  # noqa: E402
@@ -308,6 +310,34 @@ def test_an_engine_that_ends_before_it_has_weights_says_so(folder: Path, asked: 
         with pytest.raises(HeadraceError, match="rank 1 ended"):
             await engine.load(Weights("default", 0, folder / "0.safetensors"))
         await engine.close(1)
+
+    asyncio.run(main())
+
+
+def test_an_engine_whose_step_hangs_does_not_keep_its_worker_from_ending(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other engine of the worker has failed, and its reason is in the log before that."""
+    monkeypatch.setattr(engine_thread, "CLOSE_S", 0.2)
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hang(_: Any) -> list[Any]:
+        begun.set()
+        goes_on.wait(60)
+        return []
+
+    async def main() -> None:
+        hanging, failing = (TorchEngine(EngineSetup(folder, 4, device="cpu")) for _ in range(2))
+        await hanging.load(Weights("default", 0, folder / "0.safetensors"))
+        monkeypatch.setattr(hanging, "_advance", hang)
+        waiting = asyncio.create_task(hanging.generate(EnginePrompt("default", [1, 2], 3)))
+        await asyncio.to_thread(begun.wait, 60)
+        failing._die("rank 1 ended")
+        assert "the torch engine can't go on: rank 1 ended. Restart the worker" in caplog.text
+        await asyncio.wait_for(hanging.close(0), 30)
+        assert "the torch engine has not ended within 0.2 s" in caplog.text
+        goes_on.set()
+        waiting.cancel()
 
     asyncio.run(main())
 

@@ -20,7 +20,7 @@ from headrace.schemas.recipe.policy import Policy
 from headrace.services.models.even_rounding import WIDE_ATTENTION
 from headrace.services.models.weights import model_folder
 from headrace.trainer.collate import collate
-from headrace.trainer.forward import packed_attention
+from headrace.trainer.forward import packable, packed_attention
 from headrace.trainer.forward.packed_attention import AT_ONCE, KEYS_AT_ONCE, PACKED, Packing
 from headrace.trainer.learner import Learner
 from headrace.trainer.packing import layout
@@ -163,10 +163,26 @@ def test_a_model_that_can_not_be_packed_is_padded(name: str, tmp_path: Path) -> 
     torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=0)
 
 
-def test_a_model_whose_tokens_see_later_ones_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_whose_tokens_see_later_ones_is_refused(tmp_path: Path, dtype: str) -> None:
+    """In bfloat16 they change by less than what its rounding may change."""
     config = {"model_type": "bloom", "n_layer": 2, "n_head": 4, "hidden_size": 64}
     with pytest.raises(UsageError, match=r"a BloomForCausalLM can't be trained: .* see later ones"):
-        learner(tmp_path, config)
+        learner(tmp_path, config, dtype=dtype)
+
+
+def test_a_model_that_can_not_be_computed_in_float32_is_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is padded."""
+
+    def refuse(one: Any) -> Any:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(packable, "_wide", refuse)
+    one = learner(tmp_path, {}, dtype="bfloat16")
+    assert not one._forward.packed
+    assert {part.dtype for part in one._model.parameters()} == {torch.bfloat16}
 
 
 def test_a_model_that_ignores_positions_is_padded(

@@ -23,6 +23,7 @@ from headrace.trainer.ranks.rank_group import own_gpu
 from headrace.trainer.ranks.rank_processes import started_ranks
 
 PROGRAM = Path(__file__).with_name("blocked_rank_0.py")
+WAITING = Path(__file__).with_name("waiting_rank_1.py")
 ENDS_S = 30.0
 """Far less than the ranks' own time-out in the program, which is 600 s."""
 
@@ -93,3 +94,25 @@ def test_rank_0_ends_in_time_although_a_collective_blocks_it() -> None:
     assert "rank 2 of 3 ended: SIGKILL" in said
     _, left = psutil.wait_procs(ranks.values(), timeout=ENDS_S)
     assert left == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("server", "what", "said"),
+    [
+        (0, "stop", "the process of rank 0, or the one that serves the store, does not answer. "),
+        (1, "stop", "rank 0 does not answer. "),
+        (0, "idle", "ended cleanly"),
+    ],
+)
+def test_a_rank_waits_for_an_idle_rank_0_but_not_for_one_that_stopped(
+    server: int, what: str, said: str
+) -> None:
+    """Whoever serves the store: with `torchrun` that is a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(WAITING), "2", str(server), what],
+        capture_output=True, text=True, check=True, timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert said in done.stdout
+    assert ("rank 0 has shown no life for 2 s" in done.stdout) == (what == "stop")

@@ -1,0 +1,62 @@
+"""Rank 1 waits for what rank 0 does next: `waiting_rank_1.py TIMEOUT_S SERVER WHAT`.
+
+SERVER is the rank that serves the store. WHAT is what rank 0 does once both have joined: `stop`
+(SIGSTOP), or `idle` for three times the time-out and then end cleanly. Prints how rank 1 ends.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+from torch._C._distributed_c10d import Store, TCPStore
+
+from headrace.errors import DependencyError
+from headrace.trainer.ranks.rank_group import RankGroup, loopback_variables, serve_store
+from headrace.trainer.ranks.rank_process import follow_rank_0
+from headrace.trainer.ranks.shared_learner import END
+
+PIPE = os.pipe()
+
+
+def meet(serves: bool) -> Store:
+    """Returns the store, which this process serves or the other one does."""
+    if serves:
+        store, port = serve_store()
+        os.write(PIPE[1], f"{port:8}".encode())
+        return store
+    return TCPStore("127.0.0.1", int(os.read(PIPE[0], 8)), is_master=False)
+
+
+def lead(serves: bool, timeout_s: float, what: str) -> None:
+    """Is rank 0."""
+    group = RankGroup(meet(serves), 0, 2, timeout_s, "cpu")
+    if what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(3 * timeout_s)
+    group.tell(END)
+    group.close()
+
+
+def main() -> None:
+    timeout_s, server, what = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    os.environ |= loopback_variables()
+    if not (other := os.fork()):
+        try:
+            lead(server == 0, timeout_s, what)
+        finally:
+            os._exit(0)
+    try:
+        follow_rank_0(meet(server == 1), 1, 2, timeout_s, "cpu")
+        print("ended cleanly")
+    except DependencyError as error:
+        print(error)
+    finally:
+        os.kill(other, signal.SIGKILL)
+        os.waitpid(other, 0)
+
+
+if __name__ == "__main__":
+    main()
