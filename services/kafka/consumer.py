@@ -166,7 +166,8 @@ class KafkaSubscription(Poller, Subscription):
         except Exception as error:  # Any error must reach the reader.
             self._raised = error
             if self.stopping.is_set():
-                logger.warning("while closing: %s", error)
+                # As text: whoever keeps the line would keep the frames, and with them the client.
+                logger.warning("while closing: %s", str(error))
 
     def _assign(self, consumer: Consumer, assigned: list[TopicPartition]) -> None:
         """In the poll thread: notifies the loop, and waits until it is ready for the records."""
