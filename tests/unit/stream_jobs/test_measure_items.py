@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -22,19 +23,32 @@ from tests.unit.stream_jobs.test_assemble_batches import BOUND_S, a_context, mak
 from tests.unit.stream_jobs.test_batches import a_recipe
 from tests.unit.tasks.test_item_statistics import a_closed_group, folded
 
+READ_S = 1.5
+"""After this time, a job has read what was sent, also on a busy machine."""
+
 
 def values(statistics: ItemStatistics) -> dict[str, ItemRecord | None]:
     return {item_id: statistics.get(item_id) for item_id in statistics}
 
 
-async def written(log: EventLog, groups: Sequence[GroupClosed]) -> None:
-    """Waits until the topic `items` has the statistics of all these groups, and no others."""
-    await written_as(log, folded(*groups))
+async def written(
+    log: EventLog, groups: Sequence[GroupClosed], *jobs: asyncio.Future[None]
+) -> None:
+    """Waits until the topic `items` has the statistics of all these groups, and no others.
+
+    Raises the error of a job that has failed meanwhile.
+    """
+    await written_as(log, folded(*groups), *jobs)
 
 
-async def written_as(log: EventLog, statistics: ItemStatistics) -> None:
+async def written_as(
+    log: EventLog, statistics: ItemStatistics, *jobs: asyncio.Future[None]
+) -> None:
     async with asyncio.timeout(BOUND_S):
         while values(await read_items(log, "default")) != values(statistics):
+            for job in jobs:
+                if job.done():
+                    job.result()
             await asyncio.sleep(0.05)
 
 
@@ -47,22 +61,24 @@ async def follow_and_recover(context: ServiceContext, successor: ServiceContext)
     for group in groups[:20]:
         await log.send(group)
     job = asyncio.ensure_future(measure_items.run(context))
-    await written(log, groups[:20])
-    await log.send(groups[20])
-    await asyncio.sleep(0.1)
-    context.stopping.set()
-    await asyncio.wait_for(job, BOUND_S)
+    await written(log, groups[:20], job)
+    # What was read is written at the end, and not only when it is due.
+    with patch.object(measure_items, "WRITE_EVERY_S", 10 * BOUND_S):
+        await log.send(groups[20])
+        await asyncio.sleep(READ_S)
+        context.stopping.set()
+        await asyncio.wait_for(job, BOUND_S)
     await written(log, groups[:21])
 
     context.stopping.clear()
     job = asyncio.ensure_future(measure_items.run(context, "default"))
     for group in groups[21:30]:
         await log.send(group)
-    await written(log, groups[:30])
+    await written(log, groups[:30], job)
     second = asyncio.ensure_future(measure_items.run(successor, "default"))
     for group in groups[30:]:
         await log.send(group)
-    await written(log, groups)
+    await written(log, groups, second)
     # The first one finds out as soon as it writes. It may have written all of these groups before.
     async with asyncio.timeout(BOUND_S):
         while not job.done():
@@ -71,9 +87,9 @@ async def follow_and_recover(context: ServiceContext, successor: ServiceContext)
             await asyncio.wait({job}, timeout=0.1)
     with pytest.raises(Fenced):
         await job
+    await written(log, groups, second)
     successor.stopping.set()
     await asyncio.wait_for(second, BOUND_S)
-    await written(log, groups)
 
 
 def on_memory(scenario: Callable[[ServiceContext, ServiceContext], Awaitable[None]]) -> None:
