@@ -1,19 +1,22 @@
 """The dashboard over a large run: time to the first page, latencies, memory, and what a run loses.
 
 The run is written, not played: 10,000 episodes with 5 million sampled tokens. For the loss, null
-episodes are played in turns with and without a dashboard that follows them.
+episodes are played without a pause, and the dashboard that follows them is stopped and continued
+every few seconds. So both cases have the same log, the same warm processes and the same neighbours.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from statistics import median
+from itertools import cycle, pairwise
+from statistics import mean, median, stdev
 from typing import Any
 
 import psutil
@@ -31,7 +34,9 @@ from tests.written_run import RunWriter, Size
 TASKS, SAMPLES, WRITTEN_TURNS, TOKENS, GROUPS = 1_000, 10, 5, 100, 50
 ASKED = 60
 """Pages of each kind that are opened."""
-PAIRS, EPISODES, LIVE = 6, 1_500, 128
+EPISODES, LIVE = 50_000, 128
+WINDOW_S = 5.0
+"""How long the dashboard works, and how long it is stopped."""
 BOUND_S = 600.0
 
 
@@ -81,7 +86,7 @@ async def visiting(cluster: ClusterConfig) -> AsyncIterator[Visitor]:
 
 async def dashboard(cluster: ClusterConfig, scale: float) -> list[Figure]:
     """All figures of the dashboard."""
-    return [*await _large_run(cluster, scale), await _pairs(cluster, scale)]
+    return [*await _large_run(cluster, scale), await _loss(cluster, scale)]
 
 
 async def _large_run(cluster: ClusterConfig, scale: float) -> list[Figure]:
@@ -155,30 +160,57 @@ def _latency(times: list[float]) -> str:
     return f"p50 {median(times) * 1000:.0f} ms, max {max(times) * 1000:.0f} ms"
 
 
-async def _pairs(cluster: ClusterConfig, scale: float) -> Figure:
-    """Plays the same episodes with and without a dashboard, in turns."""
+async def _loss(cluster: ClusterConfig, scale: float) -> Figure:
+    """Plays episodes without a pause, while the dashboard is stopped and continued in turns."""
     recipe = null_recipe({"turns": TURNS}, live=1024, turns=TURNS, seconds=120)
-    count = max(64, int(EPISODES * scale))
-    ratios = []
+    ended: list[float] = []
+    switched: list[tuple[float, bool]] = []
     async with deployed(cluster, recipe) as deployment:
         await deployment.publish_initial()
         driver = Driver(deployment)
         async with deployment.serving(*SERVICES), deployment.following(RESULTS) as results:
             await driver.run(results, WARM_UP, 16)
-            for pair in range(PAIRS):
-                seconds: dict[bool, float] = {}
-                for watched in (pair % 2 == 0, pair % 2 == 1):
-                    if not watched:
-                        seconds[watched], _ = await driver.run(results, count, LIVE)
-                        continue
-                    async with visiting(deployment.cluster) as visitor:
-                        await _while_it_reads(visitor)
-                        seconds[watched], _ = await driver.run(results, count, LIVE)
-                ratios.append(seconds[False] / seconds[True])
-    spread = ", ".join(f"{one:.3f}" for one in sorted(ratios))
+            async with visiting(deployment.cluster) as visitor:
+                await _while_it_reads(visitor)
+                switching = asyncio.create_task(_switch(visitor.process, switched))
+                try:
+                    await driver.run(results, max(64, int(EPISODES * scale)), LIVE, ended)
+                finally:
+                    switching.cancel()
+                    visitor.process.resume()
+    ratios = window_ratios(ended, switched)
+    error = stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else math.nan
     return Figure(
         "episodes/s with a dashboard, relative to without",
-        f"{median(ratios):.3f}",
+        f"{mean(ratios):.3f} ± {error:.3f}",
         "0.97",
-        note=f"{PAIRS} pairs of {count} episodes: {spread}",
+        note=f"mean of {len(ratios)} pairs of windows of {WINDOW_S:g} s, median "
+        f"{median(ratios):.3f}; {len(ended):,} episodes",
     )
+
+
+async def _switch(process: psutil.Process, switched: list[tuple[float, bool]]) -> None:
+    """Continues and stops a process in turns without end, and notes when.
+
+    Pairs after the first window alternate between both orders.
+    """
+    for works in cycle((True, True, False, False)):
+        if works:
+            process.resume()
+        else:
+            process.suspend()
+        switched.append((time.time(), works))
+        await asyncio.sleep(WINDOW_S)
+
+
+def window_ratios(ended: Sequence[float], switched: Sequence[tuple[float, bool]]) -> list[float]:
+    """Returns what each pair of neighbouring windows had: episodes with, relative to without.
+
+    `ended` are the ends of episodes and `switched` the beginnings of windows, in seconds of one
+    clock. The last window is not whole, and the first one belongs to the start.
+    """
+    rates = []
+    for (began, works), (end, _) in pairwise(switched[1:]):
+        rates.append((works, sum(began <= at < end for at in ended) / (end - began)))
+    pairs = [dict(rates[at : at + 2]) for at in range(0, len(rates) - 1, 2)]
+    return [pair[True] / pair[False] for pair in pairs]

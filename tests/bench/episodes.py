@@ -66,9 +66,16 @@ class Driver:
         self._submitted = 0
 
     async def run(
-        self, results: AsyncIterator[Delivery[Any]], episodes: int, live: int
+        self,
+        results: AsyncIterator[Delivery[Any]],
+        episodes: int,
+        live: int,
+        ended: list[float] | None = None,
     ) -> tuple[float, list[int]]:
-        """Runs episodes. Seconds from the first submission to the last end; the task numbers."""
+        """Runs episodes. Seconds from the first submission to the last end; the task numbers.
+
+        `ended` gets the time of each end, in seconds since the epoch by the broker's clock.
+        """
         began = time.perf_counter()
         numbers = list(await asyncio.gather(*(self._submit() for _ in range(min(live, episodes)))))
         pending: set[asyncio.Task[int]] = set()
@@ -78,6 +85,8 @@ class Driver:
             outcome = delivery.event.outcomes[0]
             if outcome.ending != "finished":
                 raise RuntimeError(f"an episode ended {outcome.ending}: {outcome.failure}")
+            if ended is not None:
+                ended.append(delivery.recorded_at)
             left -= 1
             if not left:
                 break

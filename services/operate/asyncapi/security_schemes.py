@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -62,7 +63,10 @@ def servers(cluster: ClusterConfig, schemes: Mapping[str, Any]) -> dict[str, Any
 
 
 def without_secret(url: str) -> str:
-    """Returns the first URL of a list, without the user and the password."""
-    first = url.split(",")[0].strip()
-    parts = urlsplit(first)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    """Returns the first URL of a list, without user, password, query and fragment.
+
+    A password may contain characters that end a host or a URL, such as `/`, `#` and `,`.
+    """
+    first = re.split(r",\s*(?=https?://)", url)[0].strip()
+    public = re.sub("^(https?://)?.*@", r"\1", first)
+    return urlsplit(public)._replace(query="", fragment="").geturl()

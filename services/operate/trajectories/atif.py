@@ -15,6 +15,7 @@ from typing import Any
 
 from headrace.services.models.blobs import disk_errors
 from headrace.services.operate.trajectories.recorded_episodes import RecordedEpisode, UnpackedTurn
+from headrace.services.operate.trajectories.whole_file import whole_file
 
 SCHEMA = "ATIF-v1.7"
 
@@ -100,10 +101,8 @@ class AtifWriter:
         for path in episode.paths():
             file = self._folder / f"{episode.namespace}-{task}-{sample}-{path[-1]}.json"
             text = json.dumps(to_atif(episode, path), ensure_ascii=False, indent=1)
-            part = file.with_suffix(".part")
-            with disk_errors(f"write {file}"):
-                part.write_text(text, "utf-8")
-                part.replace(file)
+            with whole_file(file) as unfinished:
+                unfinished.write_text(text, "utf-8")
 
     def close(self) -> None:
         """Does nothing: the files are written."""

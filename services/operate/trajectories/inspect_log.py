@@ -34,6 +34,7 @@ from inspect_ai.scorer import Score
 from headrace.errors import UsageError
 from headrace.services.models.blobs import disk_errors
 from headrace.services.operate.trajectories.recorded_episodes import RecordedEpisode
+from headrace.services.operate.trajectories.whole_file import whole_file
 
 SUFFIXES = (".eval", ".json")
 SCORER = "reward"
@@ -99,10 +100,11 @@ class InspectWriter:
         self._ended.append(episode.recorded.ended / 1000)
 
     def close(self) -> None:
-        """Writes the log. Raises DependencyError if the disk can't take it."""
-        with disk_errors(f"write {self._file}"):
+        """Writes the log, whole or not at all. Raises DependencyError if the disk can't take it."""
+        with disk_errors(f"make {self._file.parent}"):
             self._file.absolute().parent.mkdir(parents=True, exist_ok=True)
-            write_eval_log(self._log(), str(self._file.absolute()))
+        with whole_file(self._file.absolute()) as unfinished:
+            write_eval_log(self._log(), str(unfinished))
 
     def _log(self) -> EvalLog:
         began, ended = (

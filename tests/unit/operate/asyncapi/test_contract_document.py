@@ -16,7 +16,10 @@ from headrace.services.namespace.cluster_config import ClusterConfig, read_recip
 from headrace.services.namespace.lookup import topics_of
 from headrace.services.operate.asyncapi.contract_document import contract_document
 from headrace.services.operate.asyncapi.example_events import EXAMPLES
-from headrace.services.operate.asyncapi.security_schemes import security_schemes
+from headrace.services.operate.asyncapi.security_schemes import (
+    security_schemes,
+    without_secret,
+)
 
 RECIPE = read_recipe("quickstart")
 TOPICS_HERE = topics_of(RECIPE, "exp-7")
@@ -118,3 +121,23 @@ def test_there_are_examples_of_all_that_other_teams_write() -> None:
 )
 def test_properties_mean_schemes(properties: dict[str, str], kinds: list[str]) -> None:
     assert [one["type"] for one in security_schemes(properties).values()] == kinds
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://registry:8081/apis/ccompat/v7",
+        "http://me:secret@registry:8081/apis/ccompat/v7",
+        "http://me:sec/ret@registry:8081/apis/ccompat/v7",
+        "http://me:sec,ret@registry:8081/apis/ccompat/v7",
+        "http://me:sec#r?e@t@registry:8081/apis/ccompat/v7",
+        "http://me:secret@registry:8081/apis/ccompat/v7, https://me:secret@other:8081",
+        "http://registry:8081/apis/ccompat/v7?key=secret#secret",
+    ],
+)
+def test_an_address_loses_its_secrets(url: str) -> None:
+    assert without_secret(url) == "http://registry:8081/apis/ccompat/v7"
+
+
+def test_an_address_without_a_scheme_loses_its_secrets() -> None:
+    assert without_secret("me:secret@registry:8081/path") == "registry:8081/path"
