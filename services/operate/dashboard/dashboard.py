@@ -23,6 +23,7 @@ from headrace.services.operate.dashboard.index.index_follower import IndexFollow
 from headrace.services.operate.dashboard.views.fact_reader import FactReader
 from headrace.services.operate.dashboard.waits_page import WaitsPage
 from headrace.services.operate.run.run_stack import running_stack
+from headrace.services.operate.serve.process_setup import schedule_as_batch
 from headrace.services.operate.waits.side_watch import SideWatch
 
 logger = logging.getLogger(__name__)
@@ -87,12 +88,13 @@ async def serve_dashboard(
 
 
 def _give_way() -> None:
-    """Lowers the priority of this process.
+    """Lowers the priority of this process, and keeps it from interrupting others.
 
     Linux may weigh sessions against each other, and niceness only within one of them (`autogroup`
     in sched(7)). So this lowers the session's priority, too, if this process has begun it, as under
     `run --dashboard`. A terminal's session has other programs.
     """
+    schedule_as_batch()
     with suppress(OSError):
         os.nice(NICENESS)
     if os.getsid(0) == os.getpid():

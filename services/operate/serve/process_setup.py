@@ -19,6 +19,8 @@ garbage, and with Python's default of 700 the collector would visit them several
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
+COMPUTING = ("inference", "trainer")
+"""Services whose threads feed GPUs, and should run as soon as they can."""
 MOST_FILES = 65_536
 """A service may have so many open files, if the system allows it."""
 LOUD_LOGGERS = ("aiokafka", "faust", "httpx", "httpx2", "mode", "urllib3", "vllm")
@@ -42,6 +44,14 @@ def configure_logging(service: str, *, debug: bool = False) -> None:
     root.setLevel(logging.DEBUG if debug else logging.INFO)
     for name in LOUD_LOGGERS:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def set_up_process(recipe: Recipe, service: str, policy: str | None) -> None:
+    """Sets the limits and the scheduling of a service's process, before it starts threads."""
+    allow_files()
+    limit_threads(recipe, service, policy)
+    if service not in COMPUTING:
+        schedule_as_batch()
 
 
 def limit_threads(recipe: Recipe, service: str, policy: str | None) -> None:
@@ -69,6 +79,18 @@ def allow_files() -> None:
     if soft != resource.RLIM_INFINITY and soft < most:
         with suppress(ValueError, OSError):  # macOS has yet another limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def schedule_as_batch() -> None:
+    """Keeps threads of this process from interrupting others when they wake up (SCHED_BATCH).
+
+    They wait for the end of the other's slice, a few milliseconds, if no processor is idle. So on a
+    busy machine a thread finds more records when it runs, and there are fewer switches. Threads and
+    processes that are started later inherit this. Where Linux's policies don't exist, nothing
+    happens.
+    """
+    with suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def pause_garbage_collector() -> None:

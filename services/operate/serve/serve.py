@@ -32,10 +32,9 @@ from headrace.services.operate.run_references import fetch_models
 from headrace.services.operate.serve.loop_watch import LoopWatch
 from headrace.services.operate.serve.open_context import claim_models, open_context
 from headrace.services.operate.serve.process_setup import (
-    allow_files,
     end_garbage_collection,
-    limit_threads,
     pause_garbage_collector,
+    set_up_process,
     tune_garbage_collector,
 )
 from headrace.services.operate.serve.services import POLICY_SERVICES, Serve, load_service
@@ -75,8 +74,7 @@ def serve(
         cluster = replace(cluster, role=service)
         recipe = resolve(recipe, cluster, logger.info)
         fetch_models(recipe, cluster, logger.info, weights=service == "trainer")
-    allow_files()
-    limit_threads(recipe, service, policy)
+    set_up_process(recipe, service, policy)
     address, port = metrics
     if port:
         serve_metrics(address, port)

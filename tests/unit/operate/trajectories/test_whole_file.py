@@ -27,8 +27,13 @@ def test_a_failure_keeps_the_file_of_before(
 ) -> None:
     file = tmp_path / "log.eval"
     file.write_text("old")
-    with pytest.raises(seen), whole_file(file) as unfinished:
-        unfinished.write_text("half")
-        raise error
+
+    def fail() -> None:
+        with whole_file(file) as unfinished:
+            unfinished.write_text("half")
+            raise error
+
+    with pytest.raises(seen):
+        fail()
     assert [one.name for one in tmp_path.iterdir()] == ["log.eval"]
     assert file.read_text() == "old"
