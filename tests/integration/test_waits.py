@@ -191,21 +191,25 @@ def test_env_workers_are_dead_without_a_successor(run_in: Callable[..., None]) -
     run_in(work)
 
 
-def test_a_quota_holds_tasks_that_a_new_reader_finds(run_in: Callable[..., None]) -> None:
+def test_a_quota_holds_tasks_that_a_new_reader_finds(
+    run_in: Callable[..., None], tmp_path: Path
+) -> None:
     async def work(world: World) -> None:
         quota: dict[str, Any] = {"weight": None, "unlimited": False, "reason": ""}
         await set_quota(world.log, world.recipe, "default", live_episodes=0, **quota)
         await world.send(stored(world))
-        await world.submit(5)
-        waits = await world.named("the quota of tenant 'default' is 0 live episodes")
-        assert waits[-1].name == "task 0 and 4 more"
-        async with reading_waits(world.log, world.recipe) as reader:
-            assert [one.name for one in await reader.waits()] == ["task 0 and 4 more"]
-        quota["unlimited"] = True
-        await set_quota(world.log, world.recipe, "default", live_episodes=None, **quota)
-        await world.named("no env worker runs")
+        # A scheduler that ran already could read the tasks before the quota.
+        async with serving(world.log, world.recipe, tmp_path):
+            await world.submit(5)
+            waits = await world.named("the quota of tenant 'default' is 0 live episodes")
+            assert waits[-1].name == "task 0 and 4 more"
+            async with reading_waits(world.log, world.recipe) as reader:
+                assert [one.name for one in await reader.waits()] == ["task 0 and 4 more"]
+            quota["unlimited"] = True
+            await set_quota(world.log, world.recipe, "default", live_episodes=None, **quota)
+            await world.named("no env worker runs")
 
-    run_in(work)
+    run_in(work, alone=True)
 
 
 def test_an_image_is_full(run_in: Callable[..., None]) -> None:
