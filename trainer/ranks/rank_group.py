@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -67,19 +67,15 @@ class RankGroup:
                 self._await_joined(other, check)
             own: Any = getattr(store, "clone")()  # noqa: B009  (the type stub lacks it)
             threading.Thread(target=self._beat, args=(own,), daemon=True).start()
-            backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-            dist.init_process_group(
-                backend,
-                store=PrefixStore("collectives", store),
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=timeout_s),
-            )
         except (RuntimeError, dist.DistError) as error:
             raise DependencyError(
                 f"rank {rank} of {size} can't join the others: {error}"
             ) from error
         self.ranks = Ranks(rank, size, self._explain)
+        with self.ranks.noticing():
+            # Torch waits without a limit for a store whose process is stopped.
+            connecting = in_daemon_thread(lambda: self._connect(device), "collectives")
+            self._wait(connecting, self._while_rank_0_lives(check))
 
     def tell(self, method: str, *arguments: Any) -> None:
         """Rank 0: has all other ranks do the same as rank 0 does next."""
@@ -99,7 +95,7 @@ class RankGroup:
         """
         key = f"command/{self._done}"
         with self.ranks.noticing():
-            self._await_command(key, check)
+            self._await(key, self._while_rank_0_lives(check))
             method = self._store.get(key).decode()
             self._done += 1
             found: list[Any] = [None]
@@ -111,6 +107,15 @@ class RankGroup:
         self._ended.set()
         with suppress(RuntimeError):
             dist.destroy_process_group()
+
+    def _connect(self, device: str) -> None:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
+            store=PrefixStore("collectives", self._store),
+            rank=self._rank,
+            world_size=self.size,
+            timeout=timedelta(seconds=self._timeout_s),
+        )
 
     def _await_joined(self, other: int, check: Callable[[], None]) -> None:
         deadline = time.monotonic() + JOIN_S
@@ -125,7 +130,9 @@ class RankGroup:
 
         self._await(f"joined/{other}", look)
 
-    def _await_command(self, key: str, check: Callable[[], None]) -> None:
+    def _while_rank_0_lives(self, check: Callable[[], None]) -> Callable[[], None]:
+        """Returns what to call after each beat: it raises RuntimeError if rank 0 has shown no life
+        for as long as a collective may take."""
         silent = 0  # In beats. What a clock says is wrong if this process was stopped, too.
 
         def look() -> None:
@@ -136,7 +143,7 @@ class RankGroup:
             if silent * self._beat_s > self._timeout_s:
                 raise RuntimeError(f"rank 0 has shown no life for {self._timeout_s:g} s")
 
-        self._await(key, look)
+        return look
 
     def _await(self, key: str, look: Callable[[], None]) -> None:
         """Waits until the store has a key. `look` is called after each beat, and may raise an error
@@ -147,13 +154,15 @@ class RankGroup:
             while not self._store.check([key]) and not given_up.wait(POLL_S):
                 pass
 
-        asking = in_daemon_thread(ask, "store")
         try:
-            while not wait((asking,), self._beat_s).done:
-                look()
+            self._wait(in_daemon_thread(ask, "store"), look)
         finally:
             given_up.set()
-        asking.result()
+
+    def _wait(self, work: Future[None], look: Callable[[], None]) -> None:
+        while not wait((work,), self._beat_s).done:
+            look()
+        work.result()
 
     def _beat(self, store: Store) -> None:
         """Shows the others that this process runs, and notes whether rank 0 does. A stopped process

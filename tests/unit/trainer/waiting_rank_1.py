@@ -1,7 +1,8 @@
 """Rank 1 waits for what rank 0 does next: `waiting_rank_1.py TIMEOUT_S SERVER WHAT`.
 
 SERVER is the rank that serves the store. WHAT is what rank 0 does once both have joined: `stop`
-(SIGSTOP), or `idle` for three times the time-out and then end cleanly. Prints how rank 1 ends.
+(SIGSTOP), or `idle` for three times the time-out and then end cleanly. With `stop-early` it stops
+when both have joined, before it connects to rank 1. Prints how rank 1 ends.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import signal
 import sys
 import time
 
+import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from headrace.errors import DependencyError
@@ -32,6 +34,8 @@ def meet(serves: bool) -> Store:
 
 def lead(serves: bool, timeout_s: float, what: str) -> None:
     """Is rank 0."""
+    if what == "stop-early":
+        dist.init_process_group = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
     group = RankGroup(meet(serves), 0, 2, timeout_s, "cpu")
     if what == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -56,6 +60,9 @@ def main() -> None:
     finally:
         os.kill(other, signal.SIGKILL)
         os.waitpid(other, 0)
+    # Python's exit may abort the process while a daemon thread is in torch's store.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
