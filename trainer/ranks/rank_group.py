@@ -66,7 +66,7 @@ class RankGroup:
             for other in range(size):
                 self._await_joined(other, check)
             own: Any = getattr(store, "clone")()  # noqa: B009  (the type stub lacks it)
-            threading.Thread(target=self._beat, args=(own,), daemon=True).start()
+            self._beating = in_daemon_thread(lambda: self._beat(own), "beats")
         except (RuntimeError, dist.DistError) as error:
             raise DependencyError(
                 f"rank {rank} of {size} can't join the others: {error}"
@@ -107,6 +107,11 @@ class RankGroup:
         self._ended.set()
         with suppress(RuntimeError):
             dist.destroy_process_group()
+
+    def end_beats(self) -> None:
+        """Shows no life any more. While a thread is in torch's store, Python's exit may abort."""
+        self._ended.set()
+        wait((self._beating,), BEAT_S)  # A store whose process is stopped answers nothing.
 
     def _connect(self, device: str) -> None:
         dist.init_process_group(

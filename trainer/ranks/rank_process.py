@@ -56,7 +56,10 @@ def follow_rank_0(
     own_gpu(device, rank)
     group = RankGroup(store, rank, size, timeout_s, pick_device(device).type, check)
     logger.info("rank %d of %d has joined", rank, size)
-    follow(group)
+    try:
+        follow(group)
+    finally:
+        group.end_beats()
 
 
 if __name__ == "__main__":

@@ -60,9 +60,6 @@ def main() -> None:
     finally:
         os.kill(other, signal.SIGKILL)
         os.waitpid(other, 0)
-    # Python's exit may abort the process while a daemon thread is in torch's store.
-    sys.stdout.flush()
-    os._exit(0)
 
 
 if __name__ == "__main__":
