@@ -27,6 +27,8 @@ from headrace.services.processes.docker.ssh_forward import SshForward, is_ssh, r
 if TYPE_CHECKING:
     from docker import APIClient
 
+    from headrace.services.processes.docker.docker_client import DockerClient
+
 __all__ = ["Conflict", "DockerEngine", "NotThere", "Output"]
 
 T = TypeVar("T")
@@ -289,7 +291,11 @@ class DockerEngine:
             connecting = in_daemon_thread(
                 lambda: DockerClient(host, CALLS, CALL_S, PULL_S), "docker"
             )
-            self._client = await asyncio.wrap_future(connecting)
+            try:
+                self._client = await asyncio.wrap_future(connecting)
+            except asyncio.CancelledError:
+                connecting.add_done_callback(_close)
+                raise
         return self._client
 
     def _in_thread(self, function: Callable[[], T]) -> Future[T]:
@@ -309,3 +315,9 @@ class DockerEngine:
         future = in_daemon_thread(function, "docker")
         future.add_done_callback(end_turn)
         return future
+
+
+def _close(connected: Future[DockerClient]) -> None:
+    """Closes a client that nobody waits for any more."""
+    if not connected.cancelled() and connected.exception() is None:
+        connected.result().close()

@@ -13,6 +13,7 @@ import pytest
 
 import headrace.services.processes.docker.docker_engine
 from headrace.errors import InfrastructureError
+from headrace.services.processes.docker import docker_client
 from headrace.services.processes.docker.docker_engine import CALLS, Conflict, DockerEngine, NotThere
 from tests.unit.processes.docker_fake import (
     BOUND_S,
@@ -148,6 +149,27 @@ def test_an_engine_that_hangs_as_it_connects_is_silent(
         assert (await engine.info())["Name"] == "x"
 
     on(tmp_path, {VERSION: hangs}, test)
+
+
+def test_a_connection_that_comes_too_late_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = docker_client.DockerClient
+    kept: list[docker_client.DockerClient] = []
+
+    def slow(*settings: Any) -> docker_client.DockerClient:
+        kept.append(plain(*settings))
+        time.sleep(0.5)
+        return kept[-1]
+
+    monkeypatch.setattr(docker_client, "DockerClient", slow)
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.info(), 0.2)
+        await until(lambda: bool(made.asked) and made.open == 0)
+
+    on(tmp_path, {}, test)
 
 
 def test_an_engine_that_was_away_is_found_again(tmp_path: Path) -> None:
