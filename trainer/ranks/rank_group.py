@@ -60,17 +60,17 @@ class RankGroup:
         self._beat_s = min(BEAT_S, timeout_s / 20)
         self._ended = threading.Event()
         self._rank_0_lives = threading.Event()
+        self._store_answers = threading.Event()
         store.set_timeout(timedelta(seconds=timeout_s))
         try:
             store.set(f"joined/{rank}", "")
             for other in range(size):
                 self._await_joined(other, check)
-            own: Any = getattr(store, "clone")()  # noqa: B009  (the type stub lacks it)
-            self._beating = in_daemon_thread(lambda: self._beat(own), "beats")
         except (RuntimeError, dist.DistError) as error:
             raise DependencyError(
                 f"rank {rank} of {size} can't join the others: {error}"
             ) from error
+        self._beating = in_daemon_thread(self._beat, "beats")
         self.ranks = Ranks(rank, size, self._explain)
         with self.ranks.noticing():
             # Torch waits without a limit for a store whose process is stopped.
@@ -124,9 +124,11 @@ class RankGroup:
 
     def _await_joined(self, other: int, check: Callable[[], None]) -> None:
         deadline = time.monotonic() + JOIN_S
+        while_store_lives = self._while_alive(self._store_answers, "the process with the store")
 
         def look() -> None:
             check()
+            while_store_lives()
             if time.monotonic() > deadline:
                 raise DependencyError(
                     f"rank {other} of {self.size} did not join within {JOIN_S:g} s. Its log says "
@@ -138,15 +140,27 @@ class RankGroup:
     def _while_rank_0_lives(self, check: Callable[[], None]) -> Callable[[], None]:
         """Returns what to call after each beat: it raises RuntimeError if rank 0 has shown no life
         for as long as a collective may take."""
+        while_alive = self._while_alive(self._rank_0_lives, "rank 0")
+
+        def look() -> None:
+            check()
+            while_alive()
+
+        return look
+
+    def _while_alive(self, alive: threading.Event, what: str) -> Callable[[], None]:
+        """Returns what to call after each beat. It clears `alive`.
+
+        It raises RuntimeError if `alive` was not set for as long as a collective may take.
+        """
         silent = 0  # In beats. What a clock says is wrong if this process was stopped, too.
 
         def look() -> None:
             nonlocal silent
-            check()
-            silent = 0 if self._rank_0_lives.is_set() else silent + 1
-            self._rank_0_lives.clear()
+            silent = 0 if alive.is_set() else silent + 1
+            alive.clear()
             if silent * self._beat_s > self._timeout_s:
-                raise RuntimeError(f"rank 0 has shown no life for {self._timeout_s:g} s")
+                raise RuntimeError(f"{what} has shown no life for {self._timeout_s:g} s")
 
         return look
 
@@ -157,7 +171,7 @@ class RankGroup:
 
         def ask() -> None:
             while not self._store.check([key]) and not given_up.wait(POLL_S):
-                pass
+                self._store_answers.set()
 
         try:
             self._wait(in_daemon_thread(ask, "store"), look)
@@ -169,11 +183,12 @@ class RankGroup:
             look()
         work.result()
 
-    def _beat(self, store: Store) -> None:
+    def _beat(self) -> None:
         """Shows the others that this process runs, and notes whether rank 0 does. A stopped process
         shows nothing."""
         number, before = 0, b""
         with suppress(RuntimeError):  # The process that serves the store has ended.
+            store = self._store.clone()
             while not self._ended.wait(self._beat_s):
                 number += 1
                 store.set(f"beat/{self._rank}", str(number))

@@ -2,7 +2,8 @@
 
 SERVER is the rank that serves the store. WHAT is what rank 0 does once both have joined: `stop`
 (SIGSTOP), or `idle` for three times the time-out and then end cleanly. With `stop-early` it stops
-when both have joined, before it connects to rank 1. Prints how rank 1 ends.
+when both have joined, before it connects to rank 1. With `stop-joined` it stops as soon as rank 1
+has joined, and with `stop-joining` it has not joined itself by then. Prints how rank 1 ends.
 """
 
 from __future__ import annotations
@@ -32,11 +33,23 @@ def meet(serves: bool) -> Store:
     return TCPStore("127.0.0.1", int(os.read(PIPE[0], 8)), is_master=False)
 
 
+def stop_after(key: str, store: Store) -> None:
+    """Stops this process once rank 1 has set a key."""
+    while not store.check([key]):
+        time.sleep(0.001)
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def lead(serves: bool, timeout_s: float, what: str) -> None:
     """Is rank 0."""
+    store = meet(serves)
+    if what in ("stop-joined", "stop-joining"):
+        if what == "stop-joined":
+            store.set("joined/0", "")
+        stop_after("joined/1", store)
     if what == "stop-early":
-        dist.init_process_group = lambda *_, **__: os.kill(os.getpid(), signal.SIGSTOP)
-    group = RankGroup(meet(serves), 0, 2, timeout_s, "cpu")
+        dist.init_process_group = lambda *_, **__: stop_after("beat/1", store)
+    group = RankGroup(store, 0, 2, timeout_s, "cpu")
     if what == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(3 * timeout_s)
