@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headrace.schemas.events import EpisodeEnded, ObservationRecorded
+from headrace.schemas.events import EnvironmentUse, EpisodeEnded, ObservationRecorded
 from headrace.services.agent.memory.unread_answers import (
     AnswerReader,
     KeptAnswer,
@@ -14,8 +15,9 @@ from headrace.services.agent.memory.unread_answers import (
     observation_of,
     size_of,
 )
-from headrace.services.agent.requests import Answer
+from headrace.services.agent.requests import Answer, close_after
 from headrace.services.log.event_log import Delivery
+from headrace.services.worker.shard import ShardContext
 
 KEPT_BYTES = 32 * 1024 * 1024
 """A shard keeps about so many bytes of answers to episodes that don't run yet. Of the answers that
@@ -109,12 +111,78 @@ class EarlyAnswers:
         last, self._last = self._last, {}
         return list(last.values())
 
+    def __bool__(self) -> bool:
+        """Whether there are answers to episodes that may still start."""
+        return bool(self._kept)
+
     def _pop(self, key: Key) -> list[KeptAnswer]:
         kept = self._kept.pop(key, None)
         if kept is None:
             return []
         self._size -= kept.size
         return kept.answers
+
+
+class EnvironmentCloser:
+    """Ends the environments that answered to episodes that are over.
+
+    They answer requests of a former owner, which the worker that ended the episode did not see, or
+    which came after its `close`. Nothing else would free their slots before the deadline.
+    """
+
+    def __init__(
+        self,
+        context: ShardContext,
+        answers: EarlyAnswers,
+        has_ended: Callable[[int, int], bool],
+        environment_of: Callable[[int], EnvironmentUse | None],
+    ) -> None:
+        """`has_ended` tells whether an episode has. `environment_of` returns the environment of a
+        task that is known."""
+        self._context = context
+        self._answers = answers
+        self._has_ended = has_ended
+        self._environment_of = environment_of
+        self._waits = False
+
+    def close_over(self) -> asyncio.Task[None] | None:
+        """Ends the environments of episodes that have ended, or did not start within START_S.
+
+        It looks again after START_S as long as there may be more. Returns the task that closes.
+        """
+        over = self._answers.drop_over(self._has_ended, asyncio.get_running_loop().time())
+        closing = self.close(over) if over else None
+        if self._answers and not self._waits:
+            self._waits = True
+            self._context.spawn(self._look_again(), "close environments later")
+        return closing
+
+    def close(self, last: Sequence[ObservationRecorded]) -> asyncio.Task[None]:
+        """Ends the environments that gave these answers.
+
+        If this worker ends first, the partition's next owner reads the answers again, and closes
+        the environments.
+        """
+        closed = self._context.hold_positions()
+
+        async def close() -> None:
+            own = self._context.partition.number
+            for answer in last:
+                partition = answer.partition if answer.partition >= 0 else own
+                request = close_after(answer, self._environment_of(answer.task))
+                await self._context.send(request, partition)
+            closed()
+
+        return self._context.spawn(close(), "close environments")
+
+    async def _look_again(self) -> None:
+        """No record may come that has the shard look: it may have been the last one."""
+        looked = self._context.hold_positions()
+        await asyncio.sleep(START_S)
+        self._waits = False
+        if (closing := self.close_over()) is not None:
+            await closing
+        looked()
 
 
 class EarlyEnds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from prometheus_client import Counter, Gauge
 from headrace.errors import TooLarge
 from headrace.schemas.events import (
     ActionRequested,
+    EnvironmentUse,
     EpisodeEnded,
     EpisodeStarted,
     Event,
@@ -30,12 +31,12 @@ from headrace.schemas.events import (
     TaskSubmitted,
 )
 from headrace.services.agent.crash_isolation.isolation import DEATHS, IsolatedEpisode, Isolation
-from headrace.services.agent.early_answers import EarlyAnswers, EarlyEnds, Key
+from headrace.services.agent.early_answers import EarlyAnswers, EarlyEnds, EnvironmentCloser, Key
 from headrace.services.agent.episode_run import EpisodeRun
 from headrace.services.agent.memory.shared_starts import SharedStarts
 from headrace.services.agent.memory.unread_answers import AnswerReader, UnreadAnswer
 from headrace.services.agent.records import AgentSetup, refused, task_ended, without_details
-from headrace.services.agent.requests import Answer, close_after
+from headrace.services.agent.requests import Answer
 from headrace.services.agent.routing.action_routes import ActionRoutes, Location
 from headrace.services.agent.routing.episode_locations import EpisodeLocations
 from headrace.services.agent.routing.prompt_routes import PromptRoutes
@@ -89,6 +90,9 @@ class AgentShard:
         self._locations: dict[Key, EpisodeLocations] = {}
         """By episode that runs here."""
         self._early_answers = EarlyAnswers(self.reader)
+        self._closer = EnvironmentCloser(
+            self.context, self._early_answers, self._has_ended, self._environment_of
+        )
         self._shared = SharedStarts()
         self._early_ends = EarlyEnds()
 
@@ -126,7 +130,7 @@ class AgentShard:
                 len(isolated),
             )
             self.isolation.add(isolated)
-        self._close_over()
+        self._closer.close_over()
         self._early_ends.trim()
         self.cancellations.subscribe(self._on_cancelled)
         self.context.spawn(self._cancel_when_ending(), "ending")
@@ -157,7 +161,7 @@ class AgentShard:
         task.releases.append(self.context.hold(delivery))
         if self.context.caught_up:
             self._launch(task, event.sample)
-            self._close_over()
+            self._closer.close_over()
 
     def _on_answer(self, delivery: Delivery[Answer]) -> None:
         answer = delivery.event
@@ -166,7 +170,7 @@ class AgentShard:
             if isinstance(answer, ObservationRecorded):
                 other = self._locations[key].on_answer(answer)
                 if other or (answer.partition >= 0 and answer.attempt < run.attempt):
-                    self._close_environments([answer])
+                    self._closer.close([answer])
             if isinstance(run, EpisodeRun):
                 run.on_answer(answer)
             else:
@@ -174,7 +178,7 @@ class AgentShard:
         else:
             self._early_answers.keep(key, delivery, asyncio.get_running_loop().time())
             if self.context.caught_up:
-                self._close_over()
+                self._closer.close_over()
             elif self._has_ended(*key):
                 self._early_answers.end(key)
 
@@ -184,34 +188,9 @@ class AgentShard:
             return sample in task.outcomes
         return self._early_ends.has_ended(number, sample)
 
-    def _close_over(self) -> None:
-        """Ends the environments that answered to episodes that are over.
-
-        They answer requests of a former owner, which the worker that ended the episode did not see,
-        or which came after its `close`. Nothing else would free their slots before the deadline.
-        """
-        now_s = asyncio.get_running_loop().time()
-        if over := self._early_answers.drop_over(self._has_ended, now_s):
-            self._close_environments(over)
-
-    def _close_environments(self, last: Sequence[ObservationRecorded]) -> None:
-        """Ends the environments that gave these answers.
-
-        If this worker ends first, the partition's next owner reads the answers again, and closes
-        the environments.
-        """
-        closed = self.context.hold_positions()
-
-        async def close() -> None:
-            for answer in last:
-                task = self._tasks.get(answer.task)
-                environment = None if task is None else task.submitted.environment
-                own = self.context.partition.number
-                partition = answer.partition if answer.partition >= 0 else own
-                await self.context.send(close_after(answer, environment), partition)
-            closed()
-
-        self.context.spawn(close(), "close environments")
+    def _environment_of(self, number: int) -> EnvironmentUse | None:
+        task = self._tasks.get(number)
+        return None if task is None else task.submitted.environment
 
     def _on_outcome(self, outcome: EpisodeEnded) -> None:
         task = self._tasks.get(outcome.task)
@@ -256,7 +235,7 @@ class AgentShard:
         locations = self._locations[started.task, sample] = EpisodeLocations()
         observed = self._early_answers.observed((started.task, sample))
         if others := [answer for answer in observed if locations.on_answer(answer)]:
-            self._close_environments(others)
+            self._closer.close(others)
         answers = self._early_answers.take((started.task, sample))
         setup = self.agents[started.submitted.agent]
         run: EpisodeRun | IsolatedEpisode

@@ -126,7 +126,7 @@ async def judge(run: Run, log: EventLog, read_to: Ends, result: Result) -> None:
     left = open_environments()
     if left:
         result.violations.append(f"I7: {len(left)} environments are left open")
-    result.violations += _unclosed(deliveries)
+    result.violations += unclosed(deliveries)
     outcomes = [one.event for one in facts.all(EpisodeEnded)]
     result.endings = Counter(map(_how, outcomes))
     result.attempts_lost = sum(max(0, outcome.attempts - 1) for outcome in outcomes)
@@ -135,7 +135,7 @@ async def judge(run: Run, log: EventLog, read_to: Ends, result: Result) -> None:
     result.violations += _without_excuse(facts, outcomes, run)
 
 
-def _unclosed(deliveries: Iterable[Delivery[Event]]) -> Iterator[str]:
+def unclosed(deliveries: Iterable[Delivery[Event]]) -> Iterator[str]:
     """Environments that answered, and got no `close` after that: they have a slot until the
     deadline. One attempt may have several, and each has its own partition."""
     opened: dict[tuple[int, int, int, int], None] = {}

@@ -22,7 +22,16 @@ from headrace.services.operate.verify.invariants.log_facts import Facts
 from tests.simulation import virtual_time
 from tests.simulation.acts import Acts
 from tests.simulation.chronicle import Chronicle, listening
-from tests.simulation.judge import Ends, Result, as_lines, judge, not_parked, readable, sort_out
+from tests.simulation.judge import (
+    Ends,
+    Result,
+    as_lines,
+    judge,
+    not_parked,
+    readable,
+    sort_out,
+    unclosed,
+)
 from tests.simulation.processes import Run
 from tests.simulation.scenario import DEADLINE_S, RUIN, Scenario, draw
 from tests.simulation.virtual_time import loop
@@ -169,8 +178,9 @@ async def _until_settled(run: Run, log: EventLog) -> None:
 async def _until_written(run: Run, log: EventLog, read_to: Ends) -> None:
     """Waits, bounded, for what no group's lag tells of.
 
-    All that is no event is parked, and the statistics of the items count the last groups: their
-    job has no consumer group, and perhaps just ended because a twin had replaced it.
+    All that is no event is parked. The environments that answered are closed. And the statistics of
+    the items count the last groups: their job has no consumer group, and perhaps just ended because
+    a twin had replaced it.
     """
     with suppress(TimeoutError):
         async with asyncio.timeout(WRITTEN_S):
@@ -179,6 +189,7 @@ async def _until_written(run: Run, log: EventLog, read_to: Ends) -> None:
                 late = chain(
                     not_parked(run, garbage, read_to),
                     item_checks.check(Facts.of(events), complete=True),
+                    unclosed(events),
                 )
                 if next(late, None) is None:
                     return

@@ -269,11 +269,20 @@ OF_AGENTS = (
     Mutant(
         name="strays_not_closed",
         sentence="An environment that answers to an episode that is over is closed by its owner.",
-        file=SHARD,
-        old="        if over := self",
-        new="        if False and self",
+        file=EARLY_ANSWERS,
+        old="self.close(over) if over else None",
+        new="None",
         caught_by=("I8: ",),
         faults=("cancel", "agent", "kill"),
+    ),
+    Mutant(
+        name="last_stray_not_closed",
+        sentence="An environment is closed although no record comes after its answer.",
+        file=EARLY_ANSWERS,
+        old="if self._answers and not self._waits:",
+        new="if False:",
+        caught_by=("got no close",),
+        faults=("cancel", "agent", "kill", "rebalance", "outage"),
     ),
     Mutant(
         name="second_environment_left_open",

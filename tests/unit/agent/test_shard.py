@@ -8,6 +8,8 @@ from contextlib import suppress
 from contextvars import Context
 from typing import Any, cast
 
+import pytest
+
 from headrace.errors import DependencyError, TooLarge
 from headrace.schemas.events import (
     ActionRequested,
@@ -20,6 +22,7 @@ from headrace.schemas.events import (
     TaskSubmitted,
 )
 from headrace.schemas.recipe.agent_settings import Agent as AgentSettings
+from headrace.services.agent import early_answers
 from headrace.services.agent.crash_isolation.isolation import Isolation
 from headrace.services.agent.episode import Episode
 from headrace.services.agent.memory.unread_answers import AnswerReader
@@ -305,5 +308,25 @@ def test_an_answer_whose_environment_could_not_be_closed_is_read_again() -> None
         await bench.feed(observed(3).model_copy(update={"partition": 7}))
         assert bench.held == 1, "the commit does not pass the answer"
         assert isinstance(bench.spawned.pop().exception(), DependencyError)
+
+    on_a_bench(test)
+
+
+def test_an_environment_is_closed_although_no_record_comes_after_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(early_answers, "START_S", 0.05)
+
+    async def test(bench: Bench) -> None:
+        await bench.catch_up()
+        await bench.feed(observed(3).model_copy(update={"partition": 7}))
+        assert bench.held == 1, "the commit does not pass the answer"
+        assert bench.places == []
+        await asyncio.sleep(0.04)
+        await bench.feed(observed(4).model_copy(update={"partition": 6}))
+        async with asyncio.timeout(10):
+            while bench.held:
+                await asyncio.sleep(0.01)
+        assert bench.places == [(0, "close", 7), (0, "close", 6)]
 
     on_a_bench(test)
