@@ -22,6 +22,7 @@ from headrace.services.kafka.broker import Partition, Position, Record, records_
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.convert import (
     find_leaders,
+    lag_of,
     location,
     make_consumer,
     to_record,
@@ -40,7 +41,9 @@ GAP = 256
 """The widest gap, in offsets, that is read over instead of skipped."""
 CACHE_BYTES = 32 * 1024 * 1024
 READ_AHEAD_S = 0.01
-"""If no record comes for so long, all partitions were read to their ends."""
+"""How often it looks, while it reads ahead, whether somebody wants a record."""
+QUIET_S = 1.0
+"""If no record comes for so long, it reads no further ahead, although it did not see the end."""
 IDLE_FETCHES = 8
 """After so many fetches that did not need a partition, it is unassigned."""
 
@@ -59,8 +62,10 @@ class Fetcher:
         """The same of each partition that was ever read."""
         self._idle: dict[Partition, int] = {}
         """How many fetches in a row did not need each assigned partition."""
-        self._paused: set[Partition] = set()
+        self._ended: set[Partition] = set()
         """Assigned partitions that were read to their ends."""
+        self._paused: set[Partition] = set()
+        """Assigned partitions that are not read until a fetch needs more of them."""
         self._passed: dict[Partition, float] = {}
         """The highest offset that the last fetch of each partition needed. What is cached before it
         is hardly needed any more."""
@@ -155,33 +160,43 @@ class Fetcher:
             self._start(partition, offsets[0])
 
     def _read_ahead(self, asked: int) -> None:
-        """Caches what comes soon, then pauses what was read to the end, until a fetch needs more.
+        """Caches what comes, then pauses what was read to the end, until a fetch needs more.
 
-        Otherwise librdkafka would ask the broker for more every few milliseconds. If fetches do not
-        go forward, it caches nothing. It ends if more fetches than `asked` are asked for.
+        Otherwise librdkafka would ask the broker for more every few milliseconds. It pauses nothing
+        that is under way, because librdkafka would read that again. If fetches do not go forward,
+        it caches nothing. It ends if more fetches than `asked` are asked for.
         """
+        came_at = monotonic()
         try:
             with as_failure("can't read ahead"):
                 while asked == self._asked and self._has_room():
-                    messages = self._consumer.consume(BATCH, READ_AHEAD_S) if self._forward else ()
-                    if not messages:
+                    ended = self._next.keys() <= self._ended | self._paused
+                    if ended or not self._forward or monotonic() - came_at > QUIET_S:
                         self._paused = set(self._next)
                         self._consumer.pause(topic_partitions(self._paused))
                         return
-                    for message in messages:
+                    for message in self._consumer.consume(BATCH, READ_AHEAD_S):
                         self._take(message, {}, {})
+                        came_at = monotonic()
         except HeadraceError:  # If it stays, the next fetch raises it.
             self._unassign(list(self._next))
 
     def _has_room(self) -> bool:
-        """Whether half of the cache is free. If not, first drops the oldest records, as long as
-        fetches have passed them: of a run that filters groups, no batch needs a part of them."""
+        """Whether half of the cache is free, or all of it has room for the rest of the log.
+
+        If not, it first drops the oldest records, as long as fetches have passed them: of a run
+        that filters groups, no batch needs a part of them. librdkafka comes to rest at the end of
+        the log, or when it has read so much further that its own queue is full.
+        """
         while self._cache and self._cached_bytes >= CACHE_BYTES // 2:
             oldest = next(iter(self._cache))
             if oldest.offset >= self._passed.get(oldest.partition, 0):
                 break
             self._drop_oldest()
-        return self._cached_bytes < CACHE_BYTES // 2
+        if self._cached_bytes < CACHE_BYTES // 2:
+            return True
+        rest = sum(lag_of(self._consumer, self._next).values())
+        return self._cached_bytes * (1 + rest / len(self._cache)) < CACHE_BYTES
 
     def _drop_oldest(self) -> None:
         _, oldest = self._cache.popitem(last=False)
@@ -199,6 +214,7 @@ class Fetcher:
         self._consumer.incremental_unassign(topic_partitions(partitions))
         for partition in partitions:
             del self._next[partition], self._idle[partition]
+        self._ended -= set(partitions)
 
     def _start(self, partition: Partition, offset: int) -> None:
         """Reads on if the offset is just ahead, or else starts there."""
@@ -230,7 +246,10 @@ class Fetcher:
         if offsets and offsets[0] < offset:
             raise self._gone(partition, offsets)
         if error is not None or offset < self._next.get(partition, offset + 1):
+            if error is not None and partition in self._next:
+                self._ended.add(partition)
             return False
+        self._ended.discard(partition)
         self._next[partition] = self._read_to[partition] = offset + 1
         if not offsets or offsets[0] != offset:
             self._keep(to_record(message))

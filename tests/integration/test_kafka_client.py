@@ -362,6 +362,8 @@ def test_fetches_that_find_all_in_the_cache_do_not_give_its_partition_up(
 ) -> None:
     monkeypatch.setattr(fetcher, "CACHE_BYTES", 6_000_000)
     monkeypatch.setattr(fetcher, "BATCH", 5)
+    # Shorter than any broker needs to answer: what is under way is not given up meanwhile.
+    monkeypatch.setattr(fetcher, "READ_AHEAD_S", 0.0001)
 
     async def main() -> None:
         broker = KafkaBroker(KafkaSettings(kafka, "test"))
