@@ -18,7 +18,7 @@ WORKERS := 2
 # Bytecode goes into .venv: without it every process compiles torch again, for seconds.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install install-vllm quickstart test test-fast test-vllm test-long check bench schemas reference sbom audit clean
+.PHONY: help install install-vllm archives bytecode quickstart test test-fast test-vllm test-long check bench schemas reference sbom audit clean
 .DEFAULT_GOAL := help
 
 help:  ## what there is
@@ -35,7 +35,12 @@ $(SYNCED): uv.lock pyproject.toml
 	@$(BIN)/uv sync --frozen --inexact --quiet --extra all
 	@touch $(SYNCED)
 	@echo "preparing for the first start: Kafka, the registry and their archives (once for a machine), bytecode"
+	@$(MAKE) --no-print-directory -j 2 archives bytecode
+
+archives:  # Not with `&`: a shell has what runs beside it ignore Ctrl-C.
 	@$(BIN)/python -m headrace.infra.local.archives
+
+bytecode:
 	@$(BIN)/headrace check quickstart > /dev/null 2>&1 || true
 
 quickstart: $(SYNCED)  ## watch a policy learn FrozenLake through Kafka

@@ -130,11 +130,16 @@ class KafkaSettings:
 
     def fetcher(self) -> Properties:
         """For single records by position: does not wait for records that do not exist."""
-        wait: Properties = {"fetch.wait.max.ms": 5}
+        own: Properties = {
+            "fetch.wait.max.ms": 5,
+            # All partitions are read ahead, and none so far that its records fill the cache.
+            "queued.min.messages": 256,
+            "queued.max.messages.kbytes": PREFETCH_KB // 2,
+        }
         return (
             self._common()
             | self._reading(f"{self.client_id}.fetcher")
-            | wait
+            | own
             | dict(self.properties)
         )
 

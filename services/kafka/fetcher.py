@@ -39,13 +39,16 @@ POLL_S = 0.1
 BATCH = 500
 GAP = 256
 """The widest gap, in offsets, that is read over instead of skipped."""
+AHEAD = 512
+"""How many offsets of a partition are read ahead at most. Otherwise one that comes first fills the
+cache alone."""
 CACHE_BYTES = 32 * 1024 * 1024
 READ_AHEAD_S = 0.01
 """How often it looks, while it reads ahead, whether somebody wants a record."""
 QUIET_S = 1.0
 """If no record comes for so long, it reads no further ahead, although it did not see the end."""
 IDLE_FETCHES = 8
-"""After so many fetches that did not need a partition, it is unassigned."""
+"""After so many fetches that did not need a partition, it is given up."""
 
 
 class Fetcher:
@@ -61,11 +64,9 @@ class Fetcher:
         self._read_to: dict[Partition, int] = {}
         """The same of each partition that was ever read."""
         self._idle: dict[Partition, int] = {}
-        """How many fetches in a row did not need each assigned partition."""
-        self._ended: set[Partition] = set()
-        """Assigned partitions that were read to their ends."""
-        self._paused: set[Partition] = set()
-        """Assigned partitions that are not read until a fetch needs more of them."""
+        """How many fetches in a row did not need each partition. If it is given up, it has none."""
+        self._far: set[Partition] = set()
+        """Partitions that were unassigned because they were read far enough ahead."""
         self._passed: dict[Partition, float] = {}
         """The highest offset that the last fetch of each partition needed. What is cached before it
         is hardly needed any more."""
@@ -150,30 +151,31 @@ class Fetcher:
         self._passed |= asked
         forward = sum(_is_near(self._read_to.get(at), one[0]) for at, one in wanted.items())
         self._forward = 2 * forward >= len(wanted)
-        self._idle = {at: 0 if at in asked else idle + 1 for at, idle in self._idle.items()}
+        self._idle = {at: idle + 1 for at, idle in self._idle.items()} | dict.fromkeys(asked, 0)
         kept = IDLE_FETCHES if self._forward else 0
         given_up = [at for at, idle in self._idle.items() if idle > kept]
         self._passed |= dict.fromkeys(given_up, inf)
-        self._unassign(given_up)
-        self._resume(self._paused & wanted.keys())
+        self._idle = {at: idle for at, idle in self._idle.items() if idle <= kept}
+        self._unassign([at for at in given_up if at in self._next])
+        self._far.difference_update(given_up)
+        for at in [at for at in self._far if self._ahead(at) < AHEAD // 2]:
+            self._start(at, self._read_to[at])
         for partition, offsets in wanted.items():
             self._start(partition, offsets[0])
 
     def _read_ahead(self, asked: int) -> None:
-        """Caches what comes, then pauses what was read to the end, until a fetch needs more.
+        """Caches what comes, until it has seen the ends of all partitions.
 
-        Otherwise librdkafka would ask the broker for more every few milliseconds. It pauses nothing
-        that is under way, because librdkafka would read that again. If fetches do not go forward,
-        it caches nothing. It ends if more fetches than `asked` are asked for.
+        If fetches do not go forward, it caches nothing. It ends if more fetches than `asked` are
+        asked for.
         """
         came_at = monotonic()
         try:
             with as_failure("can't read ahead"):
                 while asked == self._asked and self._has_room():
-                    ended = self._next.keys() <= self._ended | self._paused
-                    if ended or not self._forward or monotonic() - came_at > QUIET_S:
-                        self._paused = set(self._next)
-                        self._consumer.pause(topic_partitions(self._paused))
+                    if not self._forward or monotonic() - came_at > QUIET_S:
+                        self._unassign(list(self._next))
+                    if not self._next:
                         return
                     for message in self._consumer.consume(BATCH, READ_AHEAD_S):
                         self._take(message, {}, {})
@@ -202,33 +204,33 @@ class Fetcher:
         _, oldest = self._cache.popitem(last=False)
         self._cached_bytes -= weight(oldest)
 
-    def _resume(self, partitions: set[Partition]) -> None:
-        if partitions:
-            self._consumer.resume(topic_partitions(partitions))
-            self._paused -= partitions
+    def _ahead(self, partition: Partition) -> float:
+        """How many offsets a partition was read ahead of what fetches needed."""
+        return self._read_to[partition] - self._passed.get(partition, 0)
 
     def _unassign(self, partitions: Sequence[Partition]) -> None:
         if not partitions:
             return
-        self._resume(self._paused.intersection(partitions))  # Or else it would start paused again.
         self._consumer.incremental_unassign(topic_partitions(partitions))
         for partition in partitions:
-            del self._next[partition], self._idle[partition]
-        self._ended -= set(partitions)
+            del self._next[partition]
 
     def _start(self, partition: Partition, offset: int) -> None:
         """Reads on if the offset is just ahead, or else starts there."""
+        self._far.discard(partition)
         if _is_near(self._next.get(partition), offset):
             return
         if partition in self._next:
             self._unassign([partition])
+        if _is_near(self._read_to.get(partition), offset):
+            offset = self._read_to[partition]
         self._consumer.incremental_assign(
             [TopicPartition(partition.topic, partition.number, offset)]
         )
         if partition.topic not in self._known:
             self._known.add(partition.topic)
             find_leaders(self._consumer, {partition.topic})
-        self._next[partition], self._idle[partition] = offset, 0
+        self._next[partition] = offset
 
     def _take(
         self,
@@ -245,14 +247,18 @@ class Fetcher:
         offsets = wanted.get(partition)
         if offsets and offsets[0] < offset:
             raise self._gone(partition, offsets)
+        if error is not None and partition in self._next and not offsets:
+            # Otherwise librdkafka would ask the broker for more every few milliseconds. A pause
+            # would do that, too, but librdkafka may only notice its end up to a second later.
+            self._unassign([partition])
         if error is not None or offset < self._next.get(partition, offset + 1):
-            if error is not None and partition in self._next:
-                self._ended.add(partition)
             return False
-        self._ended.discard(partition)
         self._next[partition] = self._read_to[partition] = offset + 1
         if not offsets or offsets[0] != offset:
             self._keep(to_record(message))
+            if not offsets and self._ahead(partition) >= AHEAD:
+                self._unassign([partition])
+                self._far.add(partition)
             return bool(offsets)
         found[Position(partition, offset)] = to_record(message)
         offsets.popleft()
@@ -278,6 +284,7 @@ class Fetcher:
             if self._next[partition] >= offsets[0]:
                 raise self._gone(partition, offsets)
             self._unassign([partition])  # Only records before the wanted one are gone.
+            self._read_to.pop(partition, None)
             self._start(partition, offsets[0])
         elif error.fatal() or error.code() in FINAL:
             raise failure(f"can't fetch from {topic}", error)

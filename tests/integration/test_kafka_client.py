@@ -381,6 +381,33 @@ def test_fetches_that_find_all_in_the_cache_do_not_give_its_partition_up(
     drive(main)
 
 
+def test_what_was_given_up_far_ahead_is_read_on_in_time(
+    kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One partition comes first. It does not fill the cache alone, and nothing of it is missed."""
+    monkeypatch.setattr(fetcher, "AHEAD", 8)
+    monkeypatch.setattr(fetcher, "BATCH", 5)
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        first, second = await topic(broker, namespace, 2)
+        for number in range(60):
+            for at in (first, second):
+                await broker.send(Outgoing(at.topic, b"k", b"%d" % number, partition=at.number))
+        for offset in range(4):
+            await broker.fetch([Position(first, offset)])
+            await asyncio.sleep(0.05)
+        assert broker._fetcher is not None
+        assert 0 < len(broker._fetcher._cache) <= 8 + 2 * 5, "it reads on without end"
+        for offset in range(4, 60, 2):
+            wanted = [Position(at, offset + one) for at in (first, second) for one in (0, 1)]
+            found = await broker.fetch(wanted)
+            assert [record.value for record in found] == [b"%d" % one.offset for one in wanted]
+        await broker.close()
+
+    drive(main)
+
+
 def test_records_that_no_fetch_needs_do_not_stop_the_reading_ahead(
     kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch, received: dict[str, int]
 ) -> None:
