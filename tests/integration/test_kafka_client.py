@@ -347,6 +347,11 @@ def test_fetches_read_each_record_once_and_are_quiet_in_between(
         await send_large(broker, partitions, 40)
         for offset in range(20):
             await broker.fetch([Position(partitions[offset % 2], offset)])
+        assert broker._fetcher is not None
+        async with asyncio.timeout(10):
+            # Paused instead, they would go on up to a second late.
+            while broker._fetcher._next:
+                await asyncio.sleep(0.01)
         for pause_s in (2, 0, 0):  # Afterwards, statistics arrive.
             await broker.fetch([Position(partitions[0], 0)])
             await asyncio.sleep(pause_s)
