@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -77,6 +78,8 @@ def main() -> None:
         record()
     except (HeadraceError, OSError) as error:
         print(f"no Java start-up archives were recorded, so starts are slower: {error}")
+    except KeyboardInterrupt:  # make says that it was interrupted
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 if __name__ == "__main__":
