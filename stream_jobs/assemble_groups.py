@@ -15,11 +15,12 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import faust
-from aiokafka import TopicPartition  # type: ignore[import-untyped]
-from aiokafka.errors import KafkaError  # type: ignore[import-untyped]
+from aiokafka import AIOKafkaConsumer, TopicPartition  # type: ignore[import-untyped]
+from aiokafka.errors import IllegalStateError, KafkaError  # type: ignore[import-untyped]
 from faust import streams
 
 from headrace.errors import DependencyError, HeadraceError, UsageError
@@ -55,6 +56,7 @@ async def run(
     """
     _require_compiled_faust()
     accept_any_header_names()
+    AIOKafkaConsumer.seek_to_committed = seek_to_committed
     for name in ("faust", "mode"):
         logging.getLogger(name).setLevel(logging.WARNING)  # Below, they log each internal step.
     # It logs several errors a second while the broker is away. Errors that stay end the job anyway.
@@ -89,6 +91,23 @@ async def run(
         await _until_stopping(app, job, context.stopping)
     finally:
         await job.aclose()
+
+
+_plain_seek_to_committed = AIOKafkaConsumer.seek_to_committed
+
+
+async def seek_to_committed(consumer: Any, *partitions: TopicPartition) -> Any:
+    """Seeks to offset 0, too, if that is committed. aiokafka itself does nothing then.
+
+    Faust drops the records that arrive while a rebalance ends, and seeks back to read them again.
+    Without this it would pass over them until the next rebalance, as long as nothing was committed.
+    """
+    committed = await _plain_seek_to_committed(consumer, *partitions)
+    for partition, offset in committed.items():
+        if offset == 0:
+            with suppress(IllegalStateError):  # It was revoked meanwhile.
+                consumer.seek(partition, 0)
+    return committed
 
 
 async def _require_committed_offsets(context: ServiceContext) -> None:

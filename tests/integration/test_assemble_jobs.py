@@ -186,6 +186,35 @@ def test_a_topic_that_a_starting_broker_does_not_name_yet_is_read_soon(
     asyncio.run(main())
 
 
+def test_what_comes_while_a_rebalance_ends_is_read_again(
+    kafka: str, namespace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Faust drops what was on its way when it stopped the flow. Nothing is committed yet."""
+    plain, dropped = Consumer._wait_next_records, 0
+
+    async def stop_once(consumer: Any, timeout: float) -> Any:
+        nonlocal dropped
+        found = await plain(consumer, timeout)
+        if found[0] and not dropped:
+            dropped = sum(map(len, found[0].values()))
+            consumer.stop_flow()
+            asyncio.get_running_loop().call_later(0.2, consumer.resume_flow)
+        return found
+
+    monkeypatch.setattr(Consumer, "_wait_next_records", stop_once)
+
+    async def main() -> None:
+        context = await with_results(kafka, namespace, tmp_path)
+        job = asyncio.ensure_future(assemble_groups.run(context, kafka))
+        assert sorted(await read_groups(context.log, 20)) == list(range(20))
+        assert dropped
+        context.stopping.set()
+        await asyncio.wait_for(job, BOUND_S)
+        await context.log.broker.close()
+
+    asyncio.run(main())
+
+
 def test_a_killed_job_loses_no_result(kafka: str, namespace: str, tmp_path: Path) -> None:
     job = (assemble_groups.SERVICE, kafka, namespace, tmp_path)
 
