@@ -30,6 +30,10 @@ CLAIMED = 4096
 """Blobs of which a process remembers that its namespace has marked them."""
 UNAVAILABLE = "artifacts_unavailable"
 """Code of the failure of an episode whose files can't be stored or fetched."""
+LATE_S = 10.0
+"""Seconds in which the store is asked again for a file that it can't give. One on a network may
+show a file a while after it was stored."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 Content = bytes | Path
 """The bytes of a file, or a file that has them."""
 
@@ -69,18 +73,30 @@ class ArtifactStore:
     async def fetch(self, blob: Blob) -> Path:
         """Returns a local file with the bytes of an artifact, and marks the blob as needed.
 
-        Raises InfrastructureError if the store does not have it, or does not answer.
+        Raises InfrastructureError if the store can't give it for LATE_S: otherwise an episode would
+        spend all its attempts before a late file is there.
         """
-        try:
-            async with self._turns:
-                if blob.sha256 not in self._claimed:
-                    await asyncio.to_thread(self._blobs.claim, blob)
-                    self._claimed[blob.sha256] = None
-                    while len(self._claimed) > CLAIMED:
-                        self._claimed.popitem(last=False)
-                return await asyncio.to_thread(self._blobs.get, blob)
-        except (BlobError, DependencyError) as error:
-            raise InfrastructureError(UNAVAILABLE, f"file {blob.name!r}: {error}") from error
+        loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
+        until = loop.time() + LATE_S
+        while True:
+            try:
+                return await self._fetch(blob)
+            except (BlobError, DependencyError) as error:
+                if loop.time() + pause_s > until:
+                    raise InfrastructureError(
+                        UNAVAILABLE, f"file {blob.name!r}: {error}"
+                    ) from error
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _fetch(self, blob: Blob) -> Path:
+        async with self._turns:
+            if blob.sha256 not in self._claimed:
+                await asyncio.to_thread(self._blobs.claim, blob)
+                self._claimed[blob.sha256] = None
+                while len(self._claimed) > CLAIMED:
+                    self._claimed.popitem(last=False)
+            return await asyncio.to_thread(self._blobs.get, blob)
 
     async def put(self, files: Mapping[str, Content], earlier: Mapping[str, int]) -> Stored:
         """Stores the files that an observation gives out, as far as the limits allow.

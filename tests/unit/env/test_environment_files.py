@@ -17,6 +17,7 @@ from headrace.services.base.types import Observation, TaskView
 from headrace.services.env.setup import EnvironmentSetup
 from headrace.services.env.slots import EnvironmentSlots
 from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.tasks import artifact_store
 from headrace.services.tasks.artifact_store import ArtifactStore, store_task_files
 from tests.unit.env.test_shard import Bench, action, run
 
@@ -188,7 +189,11 @@ def test_files_are_never_ignored(tmp_path: Path) -> None:
     with_files(test, tmp_path, NoFiles)
 
 
-def test_a_pruned_file_is_a_failure_of_the_infrastructure(tmp_path: Path) -> None:
+def test_a_pruned_file_is_a_failure_of_the_infrastructure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifact_store, "LATE_S", 0.2)
+
     async def test(bench: Bench) -> None:
         gone = (Blob(sha256=bytes(32), size=1, name="in/a"),)
         await bench.feed(action(0, "reset", artifacts=gone))

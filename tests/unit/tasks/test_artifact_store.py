@@ -13,6 +13,7 @@ from headrace.schemas.events import Blob
 from headrace.schemas.recipe.task_settings import Artifacts
 from headrace.schemas.untrusted.artifact_names import BadName
 from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.tasks import artifact_store
 from headrace.services.tasks.artifact_store import (
     ArtifactStore,
     store_task_files,
@@ -92,7 +93,27 @@ def test_a_pipe_keeps_nobody_waiting(blobs: LocalBlobStore, tmp_path: Path) -> N
         asyncio.run(ArtifactStore(blobs, LIMITS).put({"a": tmp_path / "pipe"}, {}))
 
 
-def test_a_failing_store_is_a_failure_of_the_infrastructure(tmp_path: Path) -> None:
+def test_a_file_that_the_store_shows_late_is_waited_for(
+    blobs: LocalBlobStore, tmp_path: Path
+) -> None:
+    stored = blobs.put(b"late")
+    place = blobs.get(stored)
+    place.rename(tmp_path / "elsewhere")
+
+    async def main() -> None:
+        fetching = asyncio.create_task(ArtifactStore(blobs, LIMITS).fetch(stored))
+        await asyncio.sleep(0.3)
+        assert not fetching.done()
+        (tmp_path / "elsewhere").rename(place)
+        assert (await fetching).read_bytes() == b"late"
+
+    asyncio.run(main())
+
+
+def test_a_failing_store_is_a_failure_of_the_infrastructure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifact_store, "LATE_S", 0.2)
     (tmp_path / "blobs").write_text("a file, not a folder")
     store = ArtifactStore(LocalBlobStore(tmp_path / "blobs", "cluster.run"), LIMITS)
     for work in (store.put({"a": b""}, {}), store.fetch(Blob(sha256=bytes(32), size=1, name="a"))):
