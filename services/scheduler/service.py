@@ -75,7 +75,7 @@ async def run(context: ServiceContext) -> None:
         topics.partition(CANCELLATIONS): "first",
         topics.partition(QUOTAS): "first",
         topics.partition(LOADS): Tail(),
-        topics.partition(WAITING): Tail(),
+        topics.partition(WAITING): "first",  # So that garbage before the last record is parked.
     }
     starts |= limit_topics(context.recipe, topics)
     for topic in SCHEDULER_TOPICS:

@@ -32,6 +32,7 @@ FOUND = (
     5308,
     8280,
     25771,
+    300387,
     309358,
     488799,
     966592,
@@ -40,7 +41,8 @@ FOUND = (
 late dead letter, a cancellation between attempts, slots held by ended episodes, commit metadata
 that went back, a replay that passed groups over although no barrier had held the batch, an
 environment that nobody closed because no record came after its answer, or because the owner of the
-answer died first, attempts that were spent before a late file was there."""
+answer died first, attempts that were spent before a late file was there, garbage between two owners
+that no dead letter held."""
 FIXED = range(10)
 DRAWN = 40
 """So many seeds are drawn from the commit, so that each commit tries others."""
