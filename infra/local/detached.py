@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import select
 import signal
 import socket
@@ -25,6 +26,11 @@ from headrace.services.base.files import describe_log, private
 
 _LOCK_POLL_S = 0.05
 _SIGKILL_BOUND_S = 10.0
+PORTS: Sequence[int] = range(16_384, 32_768)
+"""Ports for servers. By their defaults, systems give none of these to outgoing connections (Linux
+begins at 32768, macOS at 49152), one of which could take the port of a server that restarts."""
+MOST_PORTS = 1_000
+"""So many of them are tried."""
 
 
 class Cancelled(Exception):
@@ -224,11 +230,12 @@ def port_is_free(port: int) -> bool:
 
 
 def free_port(other_than: int | None = None) -> int:
-    """Returns a port of 127.0.0.1 on which nothing listens. The system chooses it at random, so two
-    calls may return the same one."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = int(probe.getsockname()[1])
-        if port != other_than:
+    """Returns a port of 127.0.0.1 on which nothing listens. It is chosen at random, so two calls
+    may return the same one. Raises DependencyError if there seems to be none."""
+    for port in random.sample(PORTS, MOST_PORTS):
+        if port != other_than and port_is_free(port):
             return port
+    raise DependencyError(
+        f"{MOST_PORTS} ports of 127.0.0.1 between {PORTS[0]} and {PORTS[-1]} are taken: end "
+        "processes that listen there"
+    )

@@ -10,11 +10,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headrace.errors import DependencyError
+from headrace.infra.local import detached
 from headrace.infra.local.detached import (
     Cancelled,
     Interrupts,
@@ -177,12 +177,14 @@ def test_listening_port_is_taken() -> None:
 
 def test_a_second_free_port_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kafka ends if its controller has the port of the broker."""
-    first = free_port()
-    bind, asked = socket.socket.bind, iter([first])
+    monkeypatch.setattr(detached, "PORTS", (first := free_port(), free_port(first)))
+    monkeypatch.setattr(detached, "MOST_PORTS", 2)
+    assert {free_port(other_than=first) for _ in range(20)} == {detached.PORTS[1]}
 
-    class Socket(socket.socket):
-        def bind(self, address: Any) -> None:
-            bind(self, (address[0], next(asked, 0)))
 
-    monkeypatch.setattr(socket, "socket", Socket)
-    assert free_port(other_than=first) != first
+def test_without_a_free_port_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setattr(detached, "PORTS", (server.getsockname()[1],))
+        monkeypatch.setattr(detached, "MOST_PORTS", 1)
+        with pytest.raises(DependencyError, match="end processes that listen there"):
+            free_port()
