@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -402,4 +403,15 @@ def test_buckets_hold_every_row_once_with_little_padding() -> None:
         assert len(lengths) * max(lengths) <= 1_024
         assert max(lengths) - min(lengths) <= max(4, max(lengths) // 8)
     assert [len(bucket) for bucket in buckets(rows[:1], 1)] == [1]
+    for bucket in buckets(rows, 1_024, 200):
+        lengths = [len(row.prompt.tokens) for row in bucket]
+        padding = len(lengths) * max(lengths) - sum(lengths)
+        assert padding <= 200 or max(lengths) - min(lengths) <= max(4, max(lengths) // 8)
+    few = [
+        replace(row, prompt=EnginePrompt("default", [1] * length, 1))
+        for row, length in zip(rows, (60, 40, 30, 8, 8), strict=False)
+    ]
+    joined = [[len(row.prompt.tokens) for row in one] for one in buckets(few, 1_024, 60)]
+    assert joined == [[60, 40, 30], [8, 8]]  # The next row would need 52 more tokens of padding.
+    assert len(buckets(few, 1_024)) == 4
     loop.close()
