@@ -154,7 +154,9 @@ class EnvironmentCloser:
         closing = self.close(over) if over else None
         if self._answers and not self._waits:
             self._waits = True
-            self._context.spawn(self._look_again(), "close environments later")
+            # Held now: once the record at hand is handled, the positions are behind it.
+            looking = self._look_again(self._context.hold_positions())
+            self._context.spawn(looking, "close environments later")
         return closing
 
     def close(self, last: Sequence[ObservationRecorded]) -> asyncio.Task[None]:
@@ -175,14 +177,24 @@ class EnvironmentCloser:
 
         return self._context.spawn(close(), "close environments")
 
-    async def _look_again(self) -> None:
-        """No record may come that has the shard look: it may have been the last one."""
-        looked = self._context.hold_positions()
-        await asyncio.sleep(START_S)
+    async def _look_again(self, held: Callable[[], None]) -> None:
+        """No record may come that has the shard look: it may have been the last one.
+
+        `held` holds the positions. What is kept at a look is over at the next one. Until then the
+        hold of the look before covers its records.
+        """
+        before: Callable[[], None] | None = None
+        while True:
+            await asyncio.sleep(START_S)
+            if (closing := self.close_over()) is not None:
+                await closing
+            if before is not None:
+                before()
+            if not self._answers:
+                break
+            before, held = held, self._context.hold_positions()
+        held()
         self._waits = False
-        if (closing := self.close_over()) is not None:
-            await closing
-        looked()
 
 
 class EarlyEnds:

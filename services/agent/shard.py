@@ -276,6 +276,7 @@ class AgentShard:
         if location is None:
             return own
         if action.kind == "close":
+            locations.closed(action.attempt, location.partition)
             self.action_routes.on_close(action.environment.use, location.worker)
         return location.partition
 

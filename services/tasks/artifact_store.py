@@ -12,10 +12,11 @@ import os
 import stat
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from headrace.errors import BlobError, DependencyError, InfrastructureError, UsageError
 from headrace.schemas.events import Blob
@@ -31,11 +32,12 @@ CLAIMED = 4096
 UNAVAILABLE = "artifacts_unavailable"
 """Code of the failure of an episode whose files can't be stored or fetched."""
 LATE_S = 10.0
-"""Seconds in which the store is asked again for a file that it can't give. One on a network may
-show a file a while after it was stored."""
+"""Seconds in which the store is asked again for a file that it can't give or take. One on a network
+may show a file a while after it was stored."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
 Content = bytes | Path
 """The bytes of a file, or a file that has them."""
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +75,23 @@ class ArtifactStore:
     async def fetch(self, blob: Blob) -> Path:
         """Returns a local file with the bytes of an artifact, and marks the blob as needed.
 
-        Raises InfrastructureError if the store can't give it for LATE_S: otherwise an episode would
-        spend all its attempts before a late file is there.
+        Raises InfrastructureError if the store can't give it for LATE_S.
+        """
+        return await self._patiently(blob.name, partial(self._fetch, blob))
+
+    async def _patiently(self, name: str, call: Callable[[], Awaitable[R]]) -> R:
+        """Asks the store again for LATE_S, with pauses.
+
+        Otherwise an episode would spend all its attempts before a file is there, or can be stored.
         """
         loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
         until = loop.time() + LATE_S
         while True:
             try:
-                return await self._fetch(blob)
+                return await call()
             except (BlobError, DependencyError) as error:
                 if loop.time() + pause_s > until:
-                    raise InfrastructureError(
-                        UNAVAILABLE, f"file {blob.name!r}: {error}"
-                    ) from error
+                    raise InfrastructureError(UNAVAILABLE, f"file {name!r}: {error}") from error
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -102,7 +108,7 @@ class ArtifactStore:
         """Stores the files that an observation gives out, as far as the limits allow.
 
         `earlier` has the sizes in bytes of those that the attempt gave out before. Raises BadName
-        for a wrong name, and InfrastructureError if the store can't take a file.
+        for a wrong name, and InfrastructureError if the store can't take a file for LATE_S.
         """
         check_names(files)
         sizes, stored, left_out = dict(earlier), [], []
@@ -114,7 +120,8 @@ class ArtifactStore:
                     if why:
                         left_out.append(f"{name}: {why}")
                     elif isinstance(data, bytes):
-                        stored.append(await asyncio.to_thread(self._store, name, data))
+                        storing = partial(asyncio.to_thread, self._store, name, data)
+                        stored.append(await self._patiently(name, storing))
                         sizes[name] = len(data)
                 except DependencyError as error:
                     raise InfrastructureError(UNAVAILABLE, f"file {name!r}: {error}") from error

@@ -35,14 +35,20 @@ FOUND = (
     300387,
     309358,
     488799,
+    710221,
+    710225,
+    710260,
+    710635,
     966592,
 )
 """Each of these showed a bug that no other seed had shown: an answer read before its request, a
 late dead letter, a cancellation between attempts, slots held by ended episodes, commit metadata
 that went back, a replay that passed groups over although no barrier had held the batch, an
-environment that nobody closed because no record came after its answer, or because the owner of the
-answer died first, attempts that were spent before a late file was there, garbage between two owners
-that no dead letter held."""
+environment that nobody closed because no record came after its answer, because the owner of the
+answer died first, because another one had been closed unanswered, or because the episode was
+cancelled as it began in a process of its own, attempts that were spent
+before a late file was there or the store took one, garbage between two owners that no dead letter
+held."""
 FIXED = range(10)
 DRAWN = 40
 """So many seeds are drawn from the commit, so that each commit tries others."""

@@ -22,6 +22,7 @@ from typing import Protocol
 from headrace.schemas.events import (
     ActionRequested,
     Ending,
+    EpisodeEnded,
     EpisodeStarted,
     Event,
     Failure,
@@ -88,6 +89,8 @@ class IsolatedEpisode:
     def __post_init__(self) -> None:
         self.attempt = max(self.started.attempt, *self.answers, 0)
         self._action: ActionRequested | None = None
+        self._closed = -1
+        """The attempt whose environment was closed last."""
 
     def on_answer(self, answer: Answer, kept: KeptAnswer | None = None) -> None:
         """Takes an answer to this episode. If two have the same id, the first one counts.
@@ -121,6 +124,9 @@ class IsolatedEpisode:
             answer = self.answers.get(event.attempt, {}).get(event.call)
         if isinstance(event, ActionRequested) and event.kind != "score":
             self._action = None if event.kind == "close" else event
+            self._closed = event.attempt if event.kind == "close" else self._closed
+        if isinstance(event, EpisodeEnded):
+            await self._close()
         if answer is None:
             return await self.send(event)
         if isinstance(answer, UnreadAnswer):
@@ -149,11 +155,17 @@ class IsolatedEpisode:
 
     async def end_without_child(self, failure: Failure) -> None:
         """Writes the end of an episode that is cancelled or overdue, and runs no code of it."""
-        answers = self.answers.get(self.attempt, {}).values()
-        if (last := self._action or last_observed(answers)) is not None:
-            await self.send(close_after(last, self.started.submitted.environment))
+        await self._close()
         ending: Ending = "cancelled" if self.cancelled is not None else "deadline"
         await self._end(ending, failure)
+
+    async def _close(self) -> None:
+        """Ends the environment, unless the child did. One that is cancelled before it asked for an
+        action knows of none: the recorded answers are here."""
+        answers = self.answers.get(self.attempt, {}).values()
+        last = self._action or last_observed(answers)
+        if last is not None and self._closed != self.attempt:
+            await self.send(close_after(last, self.started.submitted.environment))
 
     async def _end(self, ending: Ending, failure: Failure) -> None:
         seconds = max(0.0, now() - self.recorded_at)

@@ -222,3 +222,12 @@ def test_every_owner_sends_an_attempts_actions_to_the_same_place(
         assert location is not None
         assert location == successor.location(attempt)
         assert partitions - closed.get(attempt, set()) == {location.partition}
+
+
+def test_an_environment_that_answers_after_the_close_of_another_one_is_closed() -> None:
+    locations = EpisodeLocations()
+    locations.sent(0, Location("w", 1))
+    locations.closed(0, 1)
+    assert locations.on_answer(answer(0, 0))
+    assert not locations.on_answer(answer(1, 0))
+    assert not locations.on_answer(answer(0, 1))  # Another attempt has another environment.

@@ -208,7 +208,10 @@ def test_a_pruned_file_is_a_failure_of_the_infrastructure(
     with_files(test, tmp_path)
 
 
-def test_a_full_disk_is_a_failure_of_the_infrastructure(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_failure_of_the_infrastructure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(artifact_store, "LATE_S", 0.2)
     (tmp_path / "file").write_text("no folder")
 
     async def test(bench: Bench) -> None:

@@ -110,6 +110,20 @@ def test_a_file_that_the_store_shows_late_is_waited_for(
     asyncio.run(main())
 
 
+def test_a_store_that_refuses_a_file_is_asked_again(tmp_path: Path) -> None:
+    (tmp_path / "blobs").write_text("a file, not a folder")
+    store = ArtifactStore(LocalBlobStore(tmp_path / "blobs", "cluster.run"), LIMITS)
+
+    async def main() -> None:
+        putting = asyncio.create_task(store.put({"a": b"1"}, {}))
+        await asyncio.sleep(0.3)
+        assert not putting.done()
+        (tmp_path / "blobs").unlink()
+        assert [one.size for one in (await putting).artifacts] == [1]
+
+    asyncio.run(main())
+
+
 def test_a_failing_store_is_a_failure_of_the_infrastructure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,27 @@ def test_the_environment_of_a_poison_is_closed() -> None:
     assert isinstance(outcome, EpisodeEnded)
 
 
+def test_what_its_child_does_not_close_is_closed_before_the_end() -> None:
+    """A child that is cancelled before it asks for an action knows of no environment."""
+    first = World()
+    play(first)
+    end = first.of(EpisodeEnded)[0]
+    observed = ObservationRecorded(task=1, sample=2, call="1", index=0, digest=bytes(16))
+    close = next(one for one in first.of(ActionRequested) if one.kind == "close")
+
+    async def sent(*by_child: Event) -> list[Event]:
+        context = Context()
+        isolated = isolated_of(context, answers={0: {observed.call: observed}})
+        for event in by_child:
+            await isolated.relay(event)
+        return context.sent
+
+    added, _ = asyncio.run(sent(end))
+    assert isinstance(added, ActionRequested)
+    assert added.kind == "close"
+    assert asyncio.run(sent(close, end)) == [close, end]
+
+
 def test_an_isolated_episode_that_waits_for_a_child_is_cancelled_and_stopped_all_the_same() -> None:
     async def main() -> None:
         isolated = isolated_of(Context())
