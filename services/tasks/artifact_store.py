@@ -113,19 +113,25 @@ class ArtifactStore:
         check_names(files)
         sizes, stored, left_out = dict(earlier), [], []
         for name in sorted(files):
-            async with self._turns:
-                try:
-                    data = await asyncio.to_thread(self._read, files, name)
-                    why = self._excess(sizes, name, data)
-                    if why:
-                        left_out.append(f"{name}: {why}")
-                    elif isinstance(data, bytes):
-                        storing = partial(asyncio.to_thread, self._store, name, data)
-                        stored.append(await self._patiently(name, storing))
-                        sizes[name] = len(data)
-                except DependencyError as error:
-                    raise InfrastructureError(UNAVAILABLE, f"file {name!r}: {error}") from error
+            found = await self._patiently(name, partial(self._put, files, name, sizes))
+            if isinstance(found, str):
+                left_out.append(f"{name}: {found}")
+            else:
+                stored.append(found)
+                sizes[name] = found.size
         return Stored(tuple(stored), tuple(left_out))
+
+    async def _put(
+        self, files: Mapping[str, Content], name: str, sizes: Mapping[str, int]
+    ) -> Blob | str:
+        """Stores a file, or returns which limit it exceeds. Others have their turn meanwhile if the
+        store refuses it: it is read again then."""
+        async with self._turns:
+            data = await asyncio.to_thread(self._read, files, name)
+            why = self._excess(sizes, name, data)
+            if why or isinstance(data, int):
+                return why
+            return await asyncio.to_thread(self._store, name, data)
 
     def _read(self, files: Mapping[str, Content], name: str) -> bytes | int:
         """Returns the bytes of a file, or its size in bytes if it is too large to be read."""

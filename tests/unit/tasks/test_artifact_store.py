@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.errors import BlobError, InfrastructureError, UsageError
+from headrace.errors import BlobError, DependencyError, InfrastructureError, UsageError
 from headrace.schemas.events import Blob
 from headrace.schemas.recipe.task_settings import Artifacts
 from headrace.schemas.untrusted.artifact_names import BadName
@@ -120,6 +120,35 @@ def test_a_store_that_refuses_a_file_is_asked_again(tmp_path: Path) -> None:
         assert not putting.done()
         (tmp_path / "blobs").unlink()
         assert [one.size for one in (await putting).artifacts] == [1]
+
+    asyncio.run(main())
+
+
+def test_files_that_are_refused_hold_up_no_others(
+    blobs: LocalBlobStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LocalBlobStore.put
+
+    def put(store: LocalBlobStore, data: bytes, media_type: str = "") -> Blob:
+        if data == b"bad":
+            raise DependencyError("the store refuses it")
+        return real(store, data, media_type)
+
+    monkeypatch.setattr(LocalBlobStore, "put", put)
+    monkeypatch.setattr(artifact_store, "LATE_S", 30.0)
+
+    async def main() -> None:
+        store = ArtifactStore(blobs, LIMITS)
+        refused = [
+            asyncio.create_task(store.put({"a": b"bad"}, {}))
+            for _ in range(2 * artifact_store.AT_ONCE)
+        ]
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(5):
+            assert [one.size for one in (await store.put({"b": b"1"}, {})).artifacts] == [1]
+        for task in refused:
+            assert not task.done()
+            task.cancel()
 
     asyncio.run(main())
 
