@@ -29,6 +29,7 @@ from headrace.schemas.events import (
     Ref,
     TaskEnded,
     TaskSubmitted,
+    TrajectoryRecorded,
 )
 from headrace.services.agent.crash_isolation.isolation import DEATHS, IsolatedEpisode, Isolation
 from headrace.services.agent.early_answers import EarlyAnswers, EarlyEnds, EnvironmentCloser, Key
@@ -256,6 +257,8 @@ class AgentShard:
     async def _send(self, event: Event) -> Ref:
         """Writes an event, an action to the partition of its environment."""
         partition = self._partition_of(event) if isinstance(event, ActionRequested) else None
+        if isinstance(event, TrajectoryRecorded | EpisodeEnded):
+            self._locations.get((event.task, event.sample), EpisodeLocations()).end()
         return await self.context.send(event, partition)
 
     def _partition_of(self, action: ActionRequested) -> int:

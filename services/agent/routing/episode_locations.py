@@ -16,23 +16,25 @@ from headrace.services.agent.routing.action_routes import Location
 class EpisodeLocations:
     """The locations of an episode's attempts."""
 
-    __slots__ = ("_answered", "_closed", "_sent")
+    __slots__ = ("_answered", "_closed", "_over", "_sent")
 
     def __init__(self) -> None:
         self._answered: dict[int, Location] = {}
         self._closed: dict[int, int] = {}
+        self._over = False
         self._sent: dict[int, Location] = {}
 
     def on_answer(self, answer: ObservationRecorded) -> bool:
         """Takes the answers in the order of the log.
 
         Returns whether the environment that gave this one is not the attempt's, and must be closed.
-        The attempt's is the one that was closed, if none had answered before that.
+        The attempt's is the one that was closed, if none had answered before that. Once the episode
+        is over, all others must be closed.
         """
         if answer.partition < 0:
             return False
-        if self._closed.get(answer.attempt, answer.partition) != answer.partition:
-            return True
+        if self._over or answer.attempt in self._closed:
+            return self._closed.get(answer.attempt) != answer.partition
         location = Location(answer.instance, answer.partition)
         return self._answered.setdefault(answer.attempt, location).partition != answer.partition
 
@@ -43,6 +45,10 @@ class EpisodeLocations:
     def closed(self, attempt: int, partition: int) -> None:
         """Notes where an attempt's `close` is sent."""
         self._closed[attempt] = partition
+
+    def end(self) -> None:
+        """Notes that the episode is over: it sends no `close` any more."""
+        self._over = True
 
     def location(self, attempt: int) -> Location | None:
         """Returns where an attempt's environment is, or None if it has no environment yet."""

@@ -285,6 +285,15 @@ OF_AGENTS = (
         faults=("cancel", "agent", "kill", "rebalance", "outage"),
     ),
     Mutant(
+        name="answer_after_the_close_of_another_kept",
+        sentence="An environment that answers after the close of another one is closed.",
+        file="services/agent/routing/episode_locations.py",
+        old="if self._over or answer.attempt in self._closed:",
+        new="if False:",
+        caught_by=("got no close",),
+        faults=("agent", "cancel", "kill", "rebalance", "outage"),
+    ),
+    Mutant(
         name="second_environment_left_open",
         sentence="If an attempt has two environments, the one that answers second is closed.",
         file=SHARD,

@@ -231,3 +231,10 @@ def test_an_environment_that_answers_after_the_close_of_another_one_is_closed() 
     assert locations.on_answer(answer(0, 0))
     assert not locations.on_answer(answer(1, 0))
     assert not locations.on_answer(answer(0, 1))  # Another attempt has another environment.
+
+
+def test_an_environment_that_answers_once_its_episode_is_over_is_closed() -> None:
+    locations = EpisodeLocations()
+    locations.sent(0, Location("w", 1))
+    locations.end()
+    assert locations.on_answer(answer(1, 0))
