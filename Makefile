@@ -1,7 +1,8 @@
 # Two commands on a new machine do everything: `make quickstart` and `make test`.
 # They need Python 3.11 to 3.13 with venv, and nothing else.
 
-PYTHON ?= python3
+# The Python of the environment. Empty: the first one of PATH, or a clearly faster one there.
+PYTHON ?=
 UV_VERSION := 0.13.8
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,9 +28,7 @@ help:  ## what there is
 install: $(SYNCED)  ## make .venv and install what is locked
 
 $(SYNCED): uv.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
-	  { echo "Headrace needs Python 3.11 to 3.13; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12"; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(or $(PYTHON),python3) infra/make_venv.py $(VENV) $(PYTHON)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@echo "installing the locked packages into $(VENV) (torch is 5 GB on disk)"
 	@$(BIN)/uv sync --frozen --inexact --quiet --extra all
