@@ -86,6 +86,8 @@ HEARTBEAT_MS = 500
 GATHER_MS = 5
 """How long a record that may be gathered waits for others. Each request costs the broker and the
 client much more than a record in it does."""
+CROWDED_MS = 3
+"""How long other records wait for more while the process waits for processors."""
 FETCH_WAIT_MS = 100
 """How long the broker may delay an empty fetch. A new record is sent at once, but a newly assigned
 partition waits for the running fetch, and an `End` is an empty fetch. A shorter delay costs the

@@ -28,7 +28,7 @@ from headrace.services.kafka.client_settings import GATHER_MS, KafkaSettings
 from headrace.services.kafka.consumer import KafkaReader, KafkaSubscription
 from headrace.services.kafka.fenced import KafkaFencedWriter
 from headrace.services.kafka.fetcher import Fetcher
-from headrace.services.kafka.producer import Sender
+from headrace.services.kafka.producer import CrowdedSender, Sender
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +95,9 @@ class KafkaBroker(Admin, Broker):
     def _sender(self, gathered: bool) -> Sender:
         sender = self._senders.get(gathered)
         if sender is None:
-            sender = Sender(self._settings, GATHER_MS if gathered else 0)
+            sender = (
+                Sender(self._settings, GATHER_MS) if gathered else CrowdedSender(self._settings)
+            )
             self._senders[gathered] = sender
         return sender
 

@@ -1,6 +1,6 @@
-"""Plain sends through one idempotent producer.
+"""Plain sends through idempotent producers.
 
-One thread polls it for delivery reports, and wakes the asyncio loop once for all of a poll. For
+One thread polls each for delivery reports, and wakes the asyncio loop once for all of a poll. For
 records that are patient it waits, since most loops soon wake up for records that they read, and
 call `collect` then. To wake a loop that sleeps costs more than to handle a report.
 """
@@ -8,6 +8,7 @@ call `collect` then. To wake a loop that sleeps costs more than to handle a repo
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from functools import partial
@@ -18,19 +19,30 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from headrace.errors import DependencyError, HeadraceError
 from headrace.services.kafka.broker import Outgoing, Position
-from headrace.services.kafka.client_settings import DELIVERY_S, KafkaSettings
+from headrace.services.kafka.client_settings import CROWDED_MS, DELIVERY_S, KafkaSettings
 from headrace.services.kafka.convert import location, make_producer, produce
 from headrace.services.kafka.failures import error_of, failure
+from headrace.services.kafka.scarcity import SCARCE, ProcessorWait
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
 PATIENCE_S = 0.02
 """How long the report of a patient record waits for the loop."""
-FULL_S = 0.01
-"""How long a sender waits before it tries again, if librdkafka's queue is full."""
+FULL_S = 0.002
+"""How long a sender waits before it tries again, if the producer takes nothing now."""
+LOOK_S, MANY = 1.0, 100.0
+"""How often a sender looks whether records are crowded, and from how many a second they may be."""
+CONNECT_S = 1.0
+"""How long a new producer has to connect before it gets a record, which may wait for so long."""
+CHANGE_S, REST_S = 0.05, 1.0
+"""How long a change of producers may hold up sends, and for how long no other one is tried then."""
 CLOSE_S, PURGE_S = 3.0, 1.0
 """How long `close` waits for records in flight, and for the reports of those that it drops."""
 
 _Delivered = tuple[asyncio.Future[Position], Position | HeadraceError]
+_Waiting = tuple[Outgoing, asyncio.Future[Position], float]
+"""A record, its sender, and when it has waited for too long."""
 
 
 class Sender:
@@ -43,10 +55,12 @@ class Sender:
         self._delivered: deque[_Delivered] = deque()
         self._due = inf
         """When the thread wakes the loop for what was delivered."""
-        self._turn = asyncio.Lock()
-        """Keeps the records in order while the queue is full."""
-        self._waiting = 0
-        """How many senders wait for their turn."""
+        self._queue: deque[_Waiting] = deque()
+        """Records that librdkafka does not take yet. Later ones wait behind them."""
+        self.under_way = 0
+        """Records that librdkafka has, or whose reports `collect` has not read."""
+        self.uncertain = False
+        """Whether a record has failed. It may become durable all the same, and later."""
         self._stopping = False
         self._broken: HeadraceError | None = None
         """Why nothing can be sent any more."""
@@ -60,12 +74,10 @@ class Sender:
         no topic, each send raises it.
         """
         future: asyncio.Future[Position] = self._loop.create_future()
-        if self._waiting or not self._produce(record, future):
-            self._waiting += 1
-            try:
-                await self._produce_in_turn(record, future)
-            finally:
-                self._waiting -= 1
+        if self._queue or not self._produce(record, future):
+            self._queue.append((record, future, monotonic() + 2 * DELIVERY_S))
+            if len(self._queue) == 1:
+                self._loop.call_later(FULL_S, self._produce_queued)
         return await future
 
     async def close(self) -> None:
@@ -73,20 +85,25 @@ class Sender:
         self._stopping = True
         await asyncio.to_thread(self._thread.join)
 
-    async def _produce_in_turn(self, record: Outgoing, future: asyncio.Future[Position]) -> None:
-        """Waits for room in librdkafka's queue, behind all who wait for it already."""
-        late = monotonic() + 2 * DELIVERY_S
-        async with self._turn:
-            while not self._produce(record, future):
-                if monotonic() > late:
+    def _produce_queued(self) -> None:
+        """Gives librdkafka what waits, in order, until it takes nothing more."""
+        while self._queue:
+            record, future, late = self._queue[0]
+            try:
+                if not (future.done() or self._produce(record, future)):
+                    if monotonic() < late:
+                        self._loop.call_later(FULL_S, self._produce_queued)
+                        return
                     raise DependencyError(
                         f"the producer's queue was full for {2 * DELIVERY_S:.0f} s, so a record "
                         f"for {record.topic} was not sent. Is Kafka overloaded or down?"
                     )
-                await asyncio.sleep(FULL_S)
+            except Exception as error:  # The sender of this record must get it.
+                future.set_exception(error)
+            self._queue.popleft()
 
     def _produce(self, record: Outgoing, future: asyncio.Future[Position]) -> bool:
-        """Gives a record to librdkafka. False if its queue is full."""
+        """Gives a record to librdkafka. False if it takes none now."""
         if self._stopping:
             raise DependencyError(f"can't send to {record.topic}: this broker object is closed")
         if self._broken is not None:
@@ -99,6 +116,7 @@ class Sender:
         except KafkaException as exception:
             what = f"can't send {len(record.value)} bytes to {record.topic}"
             raise failure(what, error_of(exception)) from exception
+        self.under_way += 1
         return True
 
     def _on_delivery(
@@ -164,9 +182,91 @@ class Sender:
         """On the loop: tells the senders of all records that were delivered."""
         while self._delivered:
             future, outcome = self._delivered.popleft()
+            self.under_way -= 1
+            self.uncertain |= not isinstance(outcome, Position)
             if future.done():  # Its sender was cancelled.
                 continue
             if isinstance(outcome, Position):
                 future.set_result(outcome)
             else:
                 future.set_exception(outcome)
+
+
+class CrowdedSender(Sender):
+    """Sends each record at once, unless the process sends many and waits for processors.
+
+    Then a second producer gets them, which waits CROWDED_MS for more. A request costs all processes
+    much more than a record in it, and what they wait for is each other's work. Where processors are
+    idle, nothing is gained by that, and each record would be later.
+
+    Records stay in order: the other producer gets none before all records of this one are durable.
+    After one has failed, there is no other producer any more.
+    """
+
+    def __init__(self, settings: KafkaSettings) -> None:
+        super().__init__(settings)
+        self._settings = settings
+        self._second: Sender | None = None
+        self._current: Sender = self
+        self._wanted: Sender = self
+        self._wait = ProcessorWait()
+        self._sends = 0
+        """Since the last look."""
+        self._looked_at = self._change_at = monotonic()
+        self._change_until = inf
+
+    async def close(self) -> None:
+        """See Sender."""
+        self._wait.close()
+        closing = [super().close()]
+        if self._second is not None:
+            closing.append(self._second.close())
+        await asyncio.gather(*closing)
+
+    def collect(self) -> None:
+        """See Sender."""
+        super().collect()
+        if self._second is not None:
+            self._second.collect()
+
+    def _produce(self, record: Outgoing, future: asyncio.Future[Position]) -> bool:
+        if (now_s := monotonic()) >= self._looked_at + LOOK_S:
+            self._look(now_s)
+        if self._wanted is not self._current and not self._change(now_s):
+            return False
+        self._sends += 1
+        if self._current is self:
+            return super()._produce(record, future)
+        return self._current._produce(record, future)
+
+    def _look(self, now_s: float) -> None:
+        """Decides which producer should get records until the next look."""
+        many = self._sends > MANY * (now_s - self._looked_at)
+        crowded = self._wait.share() > SCARCE and many
+        self._looked_at, self._sends = now_s, 0
+        if crowded and self._second is None and now_s >= self._change_at:
+            self._connect_second(now_s)
+        wanted = self._second if crowded and self._second is not None else self
+        if wanted is not self._wanted and now_s >= self._change_at:
+            self._wanted, self._change_until = wanted, now_s + CHANGE_S
+
+    def _connect_second(self, now_s: float) -> None:
+        try:
+            self._second = Sender(self._settings, CROWDED_MS)
+            self._change_at = now_s + CONNECT_S
+        except (HeadraceError, RuntimeError) as error:  # a limit, for example of threads
+            logger.warning("records are sent without waiting for more: %s", error)
+            self._change_at = inf
+
+    def _change(self, now_s: float) -> bool:
+        """Changes producers, if the current one has nothing left. False: send nothing yet."""
+        self._current.collect()
+        if self._current.uncertain:
+            self._wanted, self._change_at = self._current, inf
+        elif not self._current.under_way:
+            self._current = self._wanted
+        elif now_s > self._change_until:
+            self._wanted, self._change_at = self._current, now_s + REST_S
+        else:
+            return False
+        return True

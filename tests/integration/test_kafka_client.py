@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -40,6 +41,8 @@ from headrace.services.kafka.client_settings import KafkaSettings, Properties
 from headrace.services.kafka.consumer import KafkaSubscription
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.kafka.poller import Poller
+from headrace.services.kafka.producer import CrowdedSender, Sender
+from headrace.services.kafka.scarcity import ProcessorWait
 from headrace.services.namespace.apply import topic_configuration
 from tests.integration.stranger import send_unreadable_header
 
@@ -218,6 +221,148 @@ def test_gathered_records_keep_their_order(kafka: str, namespace: str) -> None:
         )
         positions = await asyncio.gather(*sends)
         assert [position.offset for position in positions] == list(range(200))
+        await broker.close()
+
+    drive(main)
+
+
+@pytest.fixture
+def crowding(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What a process waits for a processor from now on, at once and however little it sends."""
+    shares = [0.0]
+    monkeypatch.setattr(ProcessorWait, "share", lambda _: shares[0])
+    for name, value in (("LOOK_S", 0.0), ("MANY", -1.0), ("CONNECT_S", 0.0)):
+        monkeypatch.setattr(producer, name, value)
+    return shares
+
+
+def test_records_keep_their_order_while_producers_change(
+    kafka: str, namespace: str, crowding: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[Sender] = []
+    produce = Sender._produce
+
+    def note(sender: Sender, *record: Any) -> bool:
+        used.append(sender)
+        crowding[0] = float(len(used) // 300 % 2)
+        return produce(sender, *record)
+
+    monkeypatch.setattr(Sender, "_produce", note)
+    monkeypatch.setattr(producer, "CHANGE_S", 10.0)
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        sends = []
+        for number in range(3_000):
+            record = Outgoing(partition.topic, b"k", b"%d" % number, patient=number % 3 > 0)
+            sends.append(asyncio.create_task(broker.send(record)))
+            if number % 10 == 0:
+                await asyncio.sleep(0.001)
+        positions = await asyncio.gather(*sends)
+        assert [position.offset for position in positions] == list(range(3_000))
+        changes = sum(one is not other for one, other in pairwise(used))
+        assert changes >= 8
+        await broker.close()
+
+    drive(main)
+
+
+def test_a_record_that_stays_does_not_hold_up_the_others(
+    kafka: str, namespace: str, crowding: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second producer waits for 20 s here, so its record is on its way until it closes."""
+    monkeypatch.setattr(producer, "CROWDED_MS", 20_000)
+    monkeypatch.setattr(producer, "CLOSE_S", 0.1)
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        record = Outgoing(partition.topic, b"k", b"v")
+        assert (await broker.send(record)).offset == 0
+        crowding[0] = 1.0
+        sends = [asyncio.create_task(broker.send(record))]
+        await asyncio.sleep(0.01)
+        crowding[0] = 0.0
+        began = monotonic()
+        sends += [asyncio.create_task(broker.send(record)) for _ in range(5)]
+        sender = broker._senders[False]
+        assert isinstance(sender, CrowdedSender)
+        assert sender._second is not None
+        while sender._second.under_way < 6:
+            assert monotonic() - began < 10
+            await asyncio.sleep(0.01)
+        assert monotonic() - began >= producer.CHANGE_S
+        await broker.close()
+        outcomes = await asyncio.gather(*sends, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} == {DependencyError}
+        assert sender._second.uncertain
+
+    drive(main)
+
+
+def test_after_a_failure_the_producer_stays_the_same(
+    kafka: str, namespace: str, crowding: list[float]
+) -> None:
+    """What has failed may become durable, and would overtake what another producer has sent."""
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        record = Outgoing(partition.topic, b"k", b"v")
+        await broker.send(record)
+        sender = broker._senders[False]
+        assert isinstance(sender, CrowdedSender)
+        sender.uncertain = True
+        crowding[0] = 1.0
+        assert [(await broker.send(record)).offset for _ in range(20)] == list(range(1, 21))
+        assert sender._current is sender
+        await broker.close()
+
+    drive(main)
+
+
+def test_without_a_second_producer_the_first_one_goes_on(
+    kafka: str,
+    namespace: str,
+    crowding: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> None:
+        raise DependencyError("no more clients")
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        record = Outgoing(partition.topic, b"k", b"v")
+        await broker.send(record)
+        monkeypatch.setattr(producer, "Sender", fail)
+        crowding[0] = 1.0
+        assert [(await broker.send(record)).offset for _ in range(20)] == list(range(1, 21))
+        await broker.close()
+
+    drive(main)
+    said = [record.getMessage() for record in caplog.records]
+    assert said.count("records are sent without waiting for more: no more clients") == 1
+
+
+@pytest.mark.parametrize(("share", "sends"), [(0.0, 200), (1.0, 5)])
+def test_what_is_not_crowded_has_one_producer(
+    kafka: str, namespace: str, share: float, sends: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ProcessorWait, "share", lambda _: share)
+    monkeypatch.setattr(producer, "LOOK_S", 0.05)
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        for _ in range(sends):
+            await broker.send(Outgoing(partition.topic, b"k", b"v"))
+            await asyncio.sleep(0.3 / sends)
+        sender = broker._senders[False]
+        assert isinstance(sender, CrowdedSender)
+        assert sender._second is None
         await broker.close()
 
     drive(main)

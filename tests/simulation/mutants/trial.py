@@ -122,13 +122,21 @@ def workers() -> ThreadPoolExecutor:
 
 
 def hunt(mutant: Mutant, seeds: int) -> Trial | None:
-    """The first seed that catches a mutant: its own, then those of others. None where none does."""
+    """The first seed that catches a mutant: its own, then those of others. None where none does.
+
+    A seed that complains of the sound code, too, catches nothing.
+    """
     recorded = read_recorded()
     used = [trial.seed for trial in recorded.values() if trial.faults == mutant.faults]
     shared = sorted(set(used), key=lambda seed: (-used.count(seed), seed))
     own = [recorded[mutant.name].seed] if mutant.name in recorded else []
     queue = list(dict.fromkeys([*own, *shared, *range(seeds)]))
-    return try_apart(mutant, mutant.faults, queue).caught(mutant)
+    while queue:
+        found = try_apart(mutant, mutant.faults, queue).caught(mutant)
+        if found is None or not try_apart(None, mutant.faults, [found.seed]).complaint:
+            return found
+        queue = queue[queue.index(found.seed) + 1 :]
+    return None
 
 
 def read_recorded() -> dict[str, Trial]:
