@@ -86,9 +86,9 @@ def test_an_engine_that_hangs_is_silent_and_may_come_back(
         assert time.monotonic() - began < 6  # 9 s if they waited for each other
         assert {str(each).partition(":")[0] for each in refused} == {"engine_silent"}
         assert "rename a" in str(refused[0])
+        await until(lambda: made.open == 0)  # A late call that were answered would keep its own.
         made.answers["POST /containers/a/rename"] = says({})
         monkeypatch.setattr(headrace.services.processes.docker.docker_engine, "CALL_S", BOUND_S)
-        await until(lambda: made.open == 0)
         assert engine._client is not None
         engine._client.timeout = round(BOUND_S)
         await asyncio.gather(*(engine.rename("a", "b") for _ in range(CALLS)))
