@@ -36,7 +36,8 @@ class Outgoing:
     headers: Headers = field(default_factory=list)
     partition: int | None = None
     gathered: bool = False
-    """Whether it may wait a few milliseconds for other records, so that fewer requests are sent."""
+    """Whether it always waits a few milliseconds for others, so that fewer requests are sent. Other
+    records may wait, too, while processors are scarce."""
     patient: bool = False
     """Whether its sender may learn a moment later than necessary that it is durable. A process that
     also reads then has less to do."""

@@ -42,7 +42,7 @@ class KafkaBroker(Admin, Broker):
     def __init__(self, settings: KafkaSettings) -> None:
         super().__init__(settings)
         self._senders: dict[bool, Sender] = {}
-        """By whether they gather records, which delays them. Nothing else must wait for that."""
+        """By whether they always gather records, which delays them. Others don't wait for that."""
         self._fetcher: Fetcher | None = None
         self._opened: list[_Client] = []
 

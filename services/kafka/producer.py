@@ -196,7 +196,7 @@ class CrowdedSender(Sender):
     """Sends each record at once, unless the process sends many and waits for processors.
 
     Then a second producer gets them, which waits CROWDED_MS for more. A request costs all processes
-    much more than a record in it, and what they wait for is each other's work. Where processors are
+    much more than a record in it, and what they wait for is each other's work. If processors are
     idle, nothing is gained by that, and each record would be later.
 
     Records stay in order: the other producer gets none before all records of this one are durable.
@@ -234,10 +234,12 @@ class CrowdedSender(Sender):
             self._look(now_s)
         if self._wanted is not self._current and not self._change(now_s):
             return False
-        self._sends += 1
         if self._current is self:
-            return super()._produce(record, future)
-        return self._current._produce(record, future)
+            taken = super()._produce(record, future)
+        else:
+            taken = self._current._produce(record, future)
+        self._sends += taken
+        return taken
 
     def _look(self, now_s: float) -> None:
         """Decides which producer should get records until the next look."""
@@ -246,7 +248,9 @@ class CrowdedSender(Sender):
         self._looked_at, self._sends = now_s, 0
         if crowded and self._second is None and now_s >= self._change_at:
             self._connect_second(now_s)
-        wanted = self._second if crowded and self._second is not None else self
+        wanted: Sender = self
+        if crowded and self._second is not None and self._second._broken is None:
+            wanted = self._second
         if wanted is not self._wanted and now_s >= self._change_at:
             self._wanted, self._change_until = wanted, now_s + CHANGE_S
 

@@ -322,6 +322,28 @@ def test_after_a_failure_the_producer_stays_the_same(
     drive(main)
 
 
+def test_a_second_producer_that_is_broken_gets_nothing(
+    kafka: str, namespace: str, crowding: list[float]
+) -> None:
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        [partition] = await topic(broker, namespace)
+        record = Outgoing(partition.topic, b"k", b"v")
+        crowding[0] = 1.0
+        await broker.send(record)
+        sender = broker._senders[False]
+        assert isinstance(sender, CrowdedSender)
+        assert sender._second is not None
+        sender._second._broken = DependencyError("it is fatal")
+        crowding[0] = 0.0
+        await broker.send(record)
+        crowding[0] = 1.0
+        assert [(await broker.send(record)).offset for _ in range(20)] == list(range(2, 22))
+        await broker.close()
+
+    drive(main)
+
+
 def test_without_a_second_producer_the_first_one_goes_on(
     kafka: str,
     namespace: str,
