@@ -277,13 +277,23 @@ def _unless_cancelled(download: Callable[[], Path], cancelled: threading.Event) 
     return future.result()
 
 
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpacks a trusted archive. All files belong to this user."""
+    with tarfile.open(archive) as opened:
+        # Python before 3.11.4 has no filters, and would keep the owners of the archive.
+        opened.extraction_filter = getattr(tarfile, "data_filter", None)
+        for member in opened:
+            member.uid, member.gid = os.getuid(), os.getgid()
+            member.uname = member.gname = ""
+        opened.extractall(folder)
+
+
 def _fetch_tree(pins: Pins, folder: Path, cancelled: threading.Event) -> None:
     """Fetches the registry's archive and replaces `folder` with what it unpacks to."""
     with _scratch_beside(folder) as scratch:
         _fetch(pins.registry, Path(scratch), cancelled)
         unpacked = Path(scratch) / "unpacked"
-        with tarfile.open(Path(scratch) / pins.registry.file_name) as archive:
-            archive.extractall(unpacked, filter="data")
+        unpack(Path(scratch) / pins.registry.file_name, unpacked)
         digest = tree_sha256(unpacked)
         if digest != pins.registry_tree:
             raise DependencyError(

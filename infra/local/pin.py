@@ -10,7 +10,6 @@ It trusts what it downloads: compare the printed digests with those that the pro
 from __future__ import annotations
 
 import sys
-import tarfile
 import tempfile
 import threading
 from pathlib import Path
@@ -22,6 +21,7 @@ from headrace.infra.local.jars import (
     file_sha256,
     maven_context,
     tree_sha256,
+    unpack,
 )
 
 # The broker, and a logger that writes to standard error, because the broker has none.
@@ -51,8 +51,7 @@ def main() -> None:
             f"{file_sha256(archive)}  io.apicurio:apicurio-registry-app:tar.gz:all:"
             f"{REGISTRY_VERSION}"
         )
-        with tarfile.open(archive) as opened:
-            opened.extractall(Path(scratch) / "unpacked", filter="data")
+        unpack(archive, Path(scratch) / "unpacked")
         print(f"{tree_sha256(Path(scratch) / 'unpacked')}  {REGISTRY_FOLDER}/")
     sys.stdout.flush()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import socket
+import tarfile
 import threading
 import time
 from pathlib import Path
@@ -82,6 +84,28 @@ def test_cache_lies_outside_the_checkout(monkeypatch: pytest.MonkeyPatch) -> Non
     assert jars.cache_folder({}) == Path("/home/ada/.cache/headrace")
     assert jars.cache_folder({"XDG_CACHE_HOME": "/var/cache"}) == Path("/var/cache/headrace")
     assert jars.cache_folder({"XDG_CACHE_HOME": "here"}) == Path("/home/ada/.cache/headrace")
+
+
+def test_an_archive_is_unpacked_by_any_python_as_files_of_this_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def foreign(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid = member.gid = 12345
+        member.uname = member.gname = "nobody"
+        return member
+
+    (tmp_path / "jar").write_bytes(b"bytecode")
+    with tarfile.open(tmp_path / "archive.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "jar", "app/lib/jar", filter=foreign)
+
+    jars.unpack(tmp_path / "archive.tar.gz", tmp_path / "with-filters")
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)  # as before Python 3.11.4
+    jars.unpack(tmp_path / "archive.tar.gz", tmp_path / "without")
+
+    for folder in ("with-filters", "without"):
+        jar = tmp_path / folder / "app" / "lib" / "jar"
+        assert jar.read_bytes() == b"bytecode"
+        assert (jar.stat().st_uid, jar.stat().st_gid) == (os.getuid(), os.getgid())
 
 
 def test_who_waits_for_another_to_fetch_can_give_up(tmp_path: Path) -> None:
