@@ -32,9 +32,9 @@ $(SYNCED): uv.lock pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
 	@echo "installing the locked packages into $(VENV) (torch is 5 GB on disk)"
 	@$(BIN)/uv sync --frozen --inexact --quiet --extra all
-	@touch $(SYNCED)
 	@echo "preparing for the first start: Kafka, the registry and their archives (once for a machine), bytecode"
 	@$(MAKE) --no-print-directory -j 2 archives bytecode
+	@touch $(SYNCED)
 
 archives:  # Not with `&`: a shell has what runs beside it ignore Ctrl-C.
 	@$(BIN)/python -m headrace.infra.local.archives
