@@ -83,7 +83,7 @@ DELIVERY_S = 30.0
 """A send is durable or has failed within this time."""
 HEARTBEAT_MS = 500
 """A member learns at its next heartbeat that another one joins, twice for each join."""
-GATHER_MS = 5
+GATHER_MS = 2
 """How long a record that may be gathered waits for others. Each request costs the broker and the
 client much more than a record in it does."""
 CROWDED_MS = 3
