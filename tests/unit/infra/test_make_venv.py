@@ -1,8 +1,10 @@
-"""Which Python `make` takes."""
+"""Which Python `make` takes, and when what it installs counts as installed."""
 
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from headrace.infra.make_venv import Interpreter, choose, on_path, probe
 
 NEEDED = ("CPython", "venv", "ensurepip")
 ALL = (*NEEDED, "ssl", "headers")
+ROOT = Path(__file__).parents[3]
 
 
 def python(path: str = "first", **fields: object) -> Interpreter:
@@ -112,3 +115,25 @@ def test_without_a_usable_python_the_error_says_what_was_found(
     assert f"found: {old} (3.9.2, without ensurepip). Install" in capsys.readouterr().err
     assert make(monkeypatch, folder, "/no/python") == 1
     assert "/no/python is no such Python; found: none" in capsys.readouterr().err
+
+
+def test_an_installation_is_prepared_again_after_a_preparation_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MAKEFLAGS", raising=False)  # of the `make` that runs this test
+    binaries = tmp_path / ".venv" / "bin"
+    binaries.mkdir(parents=True)
+    for name in ("Makefile", "uv.lock", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("python", "uv", "headrace"):
+        program = binaries / name
+        program.write_text('#!/bin/sh\ncase "$*" in *archives) test -e prepares;; esac\n')
+        program.chmod(0o755)
+
+    for _ in range(2):
+        assert subprocess.run(["make", "install"], cwd=tmp_path, check=False).returncode != 0
+    (tmp_path / "prepares").touch()
+    assert subprocess.run(["make", "install"], cwd=tmp_path, check=False).returncode == 0
+
+    (tmp_path / "prepares").unlink()
+    assert subprocess.run(["make", "install"], cwd=tmp_path, check=False).returncode == 0
