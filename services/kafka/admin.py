@@ -52,7 +52,8 @@ UNKNOWN_S = 4.0
 """How long a request is repeated after an `UNKNOWN` error."""
 BEHIND_S = 120.0
 """How long a request is repeated while a broker has not opened a partition that it leads. A broker
-that has just started opens one after the other, and may have thousands of them."""
+that has just started, or that the controller did not hear for a session, opens one after the other,
+and may have thousands of them. It coordinates consumer groups only when all are open."""
 MAX_REPLICATION = 3
 """Copies of each new topic; fewer if there are fewer brokers."""
 EARLIEST, LATEST = -2, -1

@@ -54,8 +54,16 @@ TRANSIENT = frozenset(
 )
 """Temporary errors: worth a retry, for a bounded time."""
 
-BEHIND = frozenset({KafkaError.UNKNOWN_LEADER_EPOCH, KafkaError.NOT_LEADER_FOR_PARTITION})
-"""The temporary errors of a broker that does not lead a partition yet, but will in a moment."""
+BEHIND = frozenset(
+    {
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+    }
+)
+"""The temporary errors of a broker that does not lead a partition or a consumer group yet, but will
+in a moment."""
 
 UNKNOWN = frozenset(
     {

@@ -536,6 +536,8 @@ def test_fetches_that_find_all_in_the_cache_do_not_give_its_partition_up(
     monkeypatch.setattr(fetcher, "BATCH", 5)
     # Shorter than any broker needs to answer: what is under way is not given up meanwhile.
     monkeypatch.setattr(fetcher, "READ_AHEAD_S", 0.0001)
+    # A machine that stands still for a second is another reason to give the partition up.
+    monkeypatch.setattr(fetcher, "QUIET_S", 60.0)
 
     async def main() -> None:
         broker = KafkaBroker(KafkaSettings(kafka, "test"))
