@@ -21,7 +21,7 @@ from tests.bench.pools import pools
 from tests.bench.programs import programs
 from tests.bench.quotas import quotas
 from tests.bench.ramp import ramp, short_ramp
-from tests.bench.report import Figure, print_figures
+from tests.bench.report import Figure, print_figures, stoppable
 from tests.bench.trajectories import durable_trajectories
 from tests.bench.turn_trace.trace import traced_turns
 from tests.bench.weights import weight_deltas
@@ -47,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[ClusterConfig, float], Coroutine[Any, Any, list[
 }
 
 
+@stoppable()
 def main() -> None:
     """Runs what was asked for, all without a name."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)

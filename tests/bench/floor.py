@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from asyncio.subprocess import PIPE, Process
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from statistics import quantiles
-from subprocess import PIPE
 from uuid import uuid4
 
 from confluent_kafka.admin import AdminClient
@@ -29,26 +28,24 @@ from tests.bench.report import Figure, rate
 WARM_UP = 6_000
 TURNS = {1: 800, 16: 4_000, 256: 12_000}
 """By the number of records that go round at the same time."""
+LINE_BYTES = 2**24
+"""The longest line that a process writes."""
 
 
 async def floor(cluster: ClusterConfig, scale: float) -> list[Figure]:
     """Turns with 1, 16 and 256 records that go round, with many and with few partitions."""
-    return await asyncio.to_thread(_measure, cluster, scale)
-
-
-def _measure(cluster: ClusterConfig, scale: float) -> list[Figure]:
     figures = []
     servers = cluster.bootstrap_servers
     assert servers is not None
     for partitions in (POOL_PARTITIONS, FEW):
         prefix = f"bare-{uuid4().hex[:8]}"
-        _make_topics(servers, prefix, partitions)
-        with _processes(servers, prefix, partitions) as turning:
-            _turn(turning, 16, round(WARM_UP * scale) + 16)
+        await asyncio.to_thread(_make_topics, servers, prefix, partitions)
+        async with _processes(servers, prefix, partitions) as turning:
+            await _turn(turning, 16, round(WARM_UP * scale) + 16)
             for live, turns in TURNS.items():
                 count = round(turns * scale) + live
                 cpu = CpuWatch(cluster.state)
-                seconds, took = _turn(turning, live, count)
+                seconds, took = await _turn(turning, live, count)
                 spread = quantiles(took, n=20)
                 name = f"bare turn, {live} live, pools of {partitions} partitions"
                 note = f"{rate(count, seconds)}; {cpu.text(count)}"
@@ -67,8 +64,8 @@ def _make_topics(servers: str, prefix: str, partitions: int) -> None:
         made.result(30)
 
 
-@contextmanager
-def _processes(servers: str, prefix: str, partitions: int) -> Iterator[subprocess.Popen[str]]:
+@asynccontextmanager
+async def _processes(servers: str, prefix: str, partitions: int) -> AsyncIterator[Process]:
     """Two relays and what has records go round, all of which read."""
     prompts, answers, actions, observations = (f"{prefix}.{hop}" for hop in HOPS)
     commands = [
@@ -76,22 +73,22 @@ def _processes(servers: str, prefix: str, partitions: int) -> Iterator[subproces
         ("relay", servers, actions, observations, str(partitions)),
         ("turns", servers, prefix),
     ]
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         for command in commands:
             whole = [sys.executable, "-m", "tests.bench.bare", *command]
-            process = stack.enter_context(
-                subprocess.Popen(whole, stdin=PIPE, stdout=PIPE, text=True)
+            process = await asyncio.create_subprocess_exec(
+                *whole, stdin=PIPE, stdout=PIPE, limit=LINE_BYTES
             )
+            stack.push_async_callback(process.wait)
             stack.callback(process.kill)
             assert process.stdout is not None
-            assert process.stdout.readline() == "reads\n"
+            assert await process.stdout.readline() == b"reads\n"
         yield process
 
 
-def _turn(process: subprocess.Popen[str], live: int, count: int) -> tuple[float, list[float]]:
+async def _turn(process: Process, live: int, count: int) -> tuple[float, list[float]]:
     assert process.stdin is not None
     assert process.stdout is not None
-    process.stdin.write(f"{live} {count}\n")
-    process.stdin.flush()
-    seconds, took = json.loads(process.stdout.readline())
+    process.stdin.write(f"{live} {count}\n".encode())
+    seconds, took = json.loads(await process.stdout.readline())
     return seconds, took

@@ -54,6 +54,7 @@ from headrace.services.tasks.task_maker import TaskMaker
 from headrace.stream_jobs.groups import GroupAssembler
 from headrace.trainer.learner import Learner
 from headrace.trainer.loader import build_updates
+from tests.bench.report import stoppable
 
 POLICY = "default"
 NAME = "learning"
@@ -330,6 +331,7 @@ def report(curves: Sequence[Curve], folder: Path) -> None:
         print(f"| {recipe} | {age} | {algorithm} | {fmean(ends):.3f} ± {error:.3f} |")
 
 
+@stoppable()
 def main() -> None:
     """Runs what is missing, and draws."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.learning", description=__doc__)

@@ -25,7 +25,7 @@ import psutil
 
 from headrace.errors import HeadraceError
 from headrace.infra.local import stack_record
-from tests.bench.report import Figure, print_figures
+from tests.bench.report import Figure, print_figures, stoppable
 
 RUN = "headrace run"
 SAMPLE_S = 0.1
@@ -149,13 +149,14 @@ def measure(python: str, folder: Path, settings: Sequence[str]) -> Measured:
         reader.start()
         sampler = Sampler(psutil.Process(process.pid), state)
         count = 0
-        while process.poll() is None:
-            if time.time() > began + RUN_S:
-                process.terminate()  # it ends all that it has started
-                process.wait()
-            sampler.sample(memory=count % 20 == 0)
-            count += 1
-            time.sleep(SAMPLE_S)
+        try:
+            while process.poll() is None and time.time() < began + RUN_S:
+                sampler.sample(memory=count % 20 == 0)
+                count += 1
+                time.sleep(SAMPLE_S)
+        finally:
+            process.terminate()  # If it still runs, it ends all that it has started.
+            process.wait()
         reader.join()
     if process.returncode:
         raise SystemExit("".join(line for _, line in said))
@@ -214,6 +215,7 @@ def _row(what: str, values: Sequence[float], unit: str, digits: int) -> Figure:
     return Figure(what, f"{median(values):.{digits}f} {unit}", note=span)
 
 
+@stoppable()
 def main() -> None:
     """Measures and prints one table."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.quickstart", description=__doc__)

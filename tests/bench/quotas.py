@@ -7,7 +7,6 @@ The broker, both clients of the run and the guest share the machine's cores.
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import subprocess
 import sys
@@ -44,10 +43,7 @@ SETTLE_S = 12.0
 
 async def quotas(_: ClusterConfig, scale: float) -> list[Figure]:
     """Hops alone, with a guest at ten times its quota, and with one that has no quota."""
-    return await asyncio.to_thread(_measure, max(30, round(HOPS * scale)))
-
-
-def _measure(hops: int) -> list[Figure]:
+    hops = max(30, round(HOPS * scale))
     with (
         TemporaryDirectory(prefix="headrace-bench-") as folder,
         pytest.MonkeyPatch.context() as patch,
@@ -61,12 +57,12 @@ def _measure(hops: int) -> list[Figure]:
         create_acls(owner, [Permission(f"User:{who}", "TOPIC", what, do) for who, what, do in may])
         time.sleep(1)
         alone, limited, free = list[float](), list[float](), list[float]()
-        for _ in range(ROUNDS):
+        for _round in range(ROUNDS):
             alone += latencies(servers, hops)
-            asyncio.run(change_quotas(owner, {GUEST: QUOTAS}))
+            await change_quotas(owner, {GUEST: QUOTAS})
             with flooding(servers):
                 limited += latencies(servers, hops)
-            asyncio.run(change_quotas(owner, {GUEST: dict.fromkeys(QUOTAS)}))
+            await change_quotas(owner, {GUEST: dict.fromkeys(QUOTAS)})
             with flooding(servers):
                 free += latencies(servers, hops)
     quiet = _p99(alone)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +26,21 @@ class Figure:
     bar: str = ""
     aim: str = ""
     note: str = ""
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Lets SIGTERM and Ctrl-C end a benchmark at once, and leave nothing that it has started."""
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt  # asyncio's own handler would wait for code that computes.
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise SystemExit("the benchmark was stopped before its end") from None
 
 
 def print_figures(figures: Sequence[Figure]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -57,3 +60,30 @@ def test_the_head_in_chunks_has_the_gradients_of_one_softmax() -> None:
     assert float(memory.value.split()[0]) < 3.0 < float(memory.note.split()[3].rstrip(";"))
     assert float(difference.value) < 1e-5
     assert float(cpu.value) > 0
+
+
+@pytest.mark.parametrize("work", ["await asyncio.sleep(60)", "while True: pass"])
+def test_sigterm_ends_a_benchmark_and_leaves_nothing(work: str) -> None:
+    code = f"""
+import asyncio
+from tests.bench.report import stoppable
+
+async def benchmark():
+    try:
+        print("begun", flush=True)
+        {work}
+    finally:
+        await asyncio.sleep(0)
+        print("undone", flush=True)
+
+with stoppable():
+    asyncio.run(benchmark())
+"""
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGTERM)
+        said, errors = process.communicate(timeout=60)
+    assert (process.returncode, said) == (1, "undone\n")
+    assert errors == "the benchmark was stopped before its end\n"

