@@ -107,13 +107,102 @@ def test_an_episode_by_http_and_a_server_that_dies_in_it() -> None:
             await environment.reset(view(payload={"plus": 2}))
             process.kill()
             process.wait()
-            with pytest.raises(InfrastructureError, match="server_"):
+            with pytest.raises(InfrastructureError, match="server_unreachable"):
                 await environment.step(ADD)
-            with pytest.raises(InfrastructureError, match="server_"):
-                await environment.reset(view(payload={"plus": 2}))
             await environment.aclose()
 
         asyncio.run(main())
+
+
+@contextmanager
+def restarted_later(url: str) -> Iterator[None]:
+    """The calculator at this address, from half a second on."""
+    port = url.rpartition(":")[2].removesuffix("/mcp")
+    command = ["sh", "-c", 'sleep 0.5; exec "$@"', "sh", *CALCULATOR, port]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            yield
+        finally:
+            process.kill()
+
+
+def test_an_episode_waits_for_a_server_that_restarts() -> None:
+    with by_http() as (url, process):
+        process.kill()
+        process.wait()
+        gone = McpEnvironment(url=url, timeout_s=0.5, **TOOLS)
+        with pytest.raises(InfrastructureError, match=f"server_unreachable: {url}"):
+            asyncio.run(gone.reset(view()))
+        assert "server_unreachable" in str(gone.busy)
+        with restarted_later(url):
+            environment = McpEnvironment(url=url, **TOOLS)
+            assert asyncio.run(play(environment))[0].text == "What is 5 plus 2?"
+            assert environment.busy is None
+
+
+async def _answers(request: web.Request) -> web.StreamResponse:
+    """What a server of the protocol with sessions says to each request."""
+    asked = json.loads(await request.read())
+    body: dict[str, Any] = {"jsonrpc": "2.0", "id": asked.get("id")}
+    if asked["method"] == "initialize":
+        version = asked["params"]["protocolVersion"]
+        about = {"protocolVersion": version, "capabilities": {"tools": {}}}
+        body["result"] = {**about, "serverInfo": {"name": "test", "version": "1"}}
+        return web.json_response(body, headers={"Mcp-Session-Id": "7"})
+    if asked["method"] == "tools/list":
+        tool = {"name": "add", "inputSchema": {"type": "object"}}
+        body["result"] = {"tools": [tool]}
+        return web.json_response(body)
+    if "id" not in asked:
+        return web.Response(status=202)
+    body["error"] = {"code": -32601, "message": f"no method {asked['method']}"}
+    return web.json_response(body, status=404 if asked["method"] == "server/discover" else 400)
+
+
+@pytest.mark.parametrize(
+    ("status", "sooner", "kind", "match"),
+    [
+        (503, False, InfrastructureError, "server_busy: .* answered 503: later"),
+        (503, True, InfrastructureError, "server_busy: .* answered 503: later"),
+        (401, True, UsageError, "answered 401: later.*url and options"),
+        (404, True, UsageError, "answered 404: later.*url and options"),
+        (404, False, InfrastructureError, "sandbox_lost: .* has lost the session"),
+        (500, False, EnvironmentFailed, "server_error: .* answered 500: later"),
+    ],
+)
+def test_the_policy_does_not_see_that_a_server_refuses(
+    status: int, sooner: bool, kind: type[Exception], match: str
+) -> None:
+    """`sooner` says that it refuses before the session, not in it."""
+    refuses = sooner
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if refuses:
+            return web.Response(status=status, text="later")
+        return await _answers(request)
+
+    async def main() -> None:
+        nonlocal refuses
+        app = web.Application()
+        app.add_routes([web.post("/mcp", answer)])
+        runner = web.AppRunner(app)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            url = f"http://127.0.0.1:{runner.addresses[0][1]}/mcp"
+            environment = McpEnvironment(url=url, timeout_s=1.0 if sooner else 60.0)
+            if not sooner:
+                await environment.reset(view())
+                refused = await environment.step(ADD)
+                assert refused.text == "error: no method tools/call"
+                refuses = True
+            with pytest.raises(kind, match=match):
+                await (environment.reset(view()) if sooner else environment.step(ADD))
+            await environment.aclose()
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(main())
 
 
 def test_through_the_worker_and_anew_after_it(tmp_path: Path) -> None:
@@ -149,9 +238,12 @@ def test_what_is_no_server_is_infrastructures(kind: str, code: str) -> None:
     assert set(psutil.Process().children()) <= others
 
 
-def test_an_endless_answer_by_http_is_broken_off() -> None:
+@pytest.mark.parametrize(
+    ("status", "kind"), [(200, "application/json"), (500, "text/event-stream")]
+)
+def test_an_endless_answer_by_http_is_broken_off(status: int, kind: str) -> None:
     async def flood(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        response = web.StreamResponse(status=status, headers={"Content-Type": kind})
         await response.prepare(request)
         while True:
             await response.write(b" " * 4096)

@@ -13,6 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any, TypeVar
 
+import httpx2
 from mcp import Client, MCPError
 from mcp.types import (
     CONNECTION_CLOSED,
@@ -28,8 +29,9 @@ from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.services.base.redactor import REDACTOR
 from headrace.services.base.tool_calls import BadCall, read_calls
 from headrace.services.base.types import Observation, TaskView
-from headrace.services.env.http_environment import answering_within, authorization
-from headrace.services.env.mcp.mcp_transports import by_command, by_url
+from headrace.services.env.environment import AskingAgain
+from headrace.services.env.http_environment import Busy, Room, answering_within, authorization
+from headrace.services.env.mcp.mcp_transports import Refusals, by_command, by_url
 from headrace.services.processes.allowed_environment import allowed_environment
 
 T = TypeVar("T")
@@ -38,7 +40,7 @@ PAGES = 64
 """Most pages of a server's list of tools that are read."""
 
 
-class McpEnvironment:
+class McpEnvironment(AskingAgain):
     """One episode's session with a server of the Model Context Protocol."""
 
     recipe_only = frozenset(
@@ -89,6 +91,8 @@ class McpEnvironment:
         self._reset_tool = reset_tool
         self._score_tool = score_tool
         self._timeout_s = timeout_s
+        self._room = Room(timeout_s)
+        self._refusals = Refusals()
         self._connect: Callable[[], AbstractAsyncContextManager[Any]]
         most = answer_kb * 1024
         if command is not None and url is None:
@@ -100,7 +104,7 @@ class McpEnvironment:
             if not url.startswith(("http://", "https://")):
                 example = "http://127.0.0.1:8000/mcp"
                 raise UsageError(f"url {url!r}: give the server's address, as {example}")
-            self._connect = partial(by_url, url, authorization(token), most)
+            self._connect = partial(by_url, url, authorization(token), most, self._refusals)
         else:
             raise UsageError("an MCP environment needs either a `command` or a `url`")
         self._session: _Session | None = None
@@ -108,18 +112,23 @@ class McpEnvironment:
         self._task: TaskView | None = None
 
     async def reset(self, task: TaskView) -> Observation:
-        """Open a session. The observation's `data` has its tools, as chat templates take them."""
-        await self.aclose()
+        """Open a session. The observation's `data` has its tools, as chat templates take them.
+
+        A server that is full or not there is asked for a session for another `timeout_s` seconds.
+        """
         self._task = task
-        self._session = _Session(self._connect(), self._timeout_s)
-        await self._session.open()
-        tools = self._for_policy(await self._session.tools())
+        tools = self._for_policy(await self._room.until_free(self._open))
         self._names = [tool.name for tool in tools]
         data = {"tools": [_described(tool) for tool in tools]}
         text = str(task.payload.get("prompt", ""))
         if self._reset_tool is not None:
             text = await self._hidden_call(self._reset_tool)
         return Observation(text=text, data=data)
+
+    @property
+    def busy(self) -> InfrastructureError | None:
+        """Why there was no session, if the server was asked again."""
+        return self._room.busy
 
     async def step(self, action: str) -> Observation:
         """Call tools and return their results, or score the answer."""
@@ -142,6 +151,13 @@ class McpEnvironment:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    async def _open(self) -> list[Tool]:
+        """Open a session, and return all tools of the server."""
+        await self.aclose()
+        self._session = _Session(self._connect(), self._refusals, self._timeout_s)
+        await self._session.open()
+        return await self._session.tools()
 
     async def _finish(self, answer: str) -> Observation:
         """Score the answer. The observation has no reward if nothing says how to score."""
@@ -191,14 +207,23 @@ class _Refused(Exception):
 class _Session:
     """A client in an asyncio task of its own, and the calls that wait for it."""
 
-    def __init__(self, connection: AbstractAsyncContextManager[Any], timeout_s: float) -> None:
+    def __init__(
+        self,
+        connection: AbstractAsyncContextManager[Any],
+        refusals: Refusals,
+        timeout_s: float,
+    ) -> None:
         self._connection = connection
+        self._refusals = refusals
         self._timeout_s = timeout_s
         self._calls: asyncio.Queue[tuple[Callable[[Client], Awaitable[Any]], Any]] = asyncio.Queue()
         self._client: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Connect. Raises InfrastructureError if no server answers in time."""
+        """Connect. Raises Busy if the server is full or not there.
+
+        Raises InfrastructureError if it does not answer in time, or UsageError if it refuses.
+        """
         self._client = asyncio.create_task(self._live(), name="MCP session")
         await self._ask(lambda client: asyncio.sleep(0))  # it runs once the session is open
 
@@ -230,18 +255,19 @@ class _Session:
 
     async def _ask(self, call: Callable[[Client], Awaitable[T]]) -> T:
         assert self._client is not None
+        self._refusals.last = None
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._calls.put_nowait((call, answer))
         either: set[asyncio.Future[Any]] = {answer, self._client}
         async with answering_within(self._timeout_s, "the server"):
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not answer.done():
-            error = None if self._client.cancelled() else self._client.exception()
-            raise InfrastructureError("server_gone", _reason(error)) from error
+            ended = None if self._client.cancelled() else self._client.exception()
+            raise self._refusals.last or _gone(ended) from ended
         try:
             return answer.result()
         except MCPError as error:
-            raise _typed(error) from error
+            raise self._refusals.last or _typed(error) from error
 
     async def _live(self) -> None:
         async with Client(self._connection) as client:
@@ -263,11 +289,14 @@ def _typed(error: MCPError) -> Exception:
     return EnvironmentFailed("server_error", f"{error.code}: {error.message}")
 
 
-def _reason(error: BaseException | None) -> str:
-    """Return the innermost exception that ended a session; the library groups exceptions."""
+def _gone(error: BaseException | None) -> InfrastructureError:
+    """Make the exception for a session that has ended; the library groups exceptions."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return "the session ended" if error is None else f"{type(error).__name__}: {error}"
+    reason = "the session ended" if error is None else f"{type(error).__name__}: {error}"
+    if isinstance(error, httpx2.ConnectError):  # maybe it restarts
+        return Busy(f"{error.request.url}: {reason}", code="server_unreachable")
+    return InfrastructureError("server_gone", reason)
 
 
 def _described(tool: Tool) -> Mapping[str, Any]:

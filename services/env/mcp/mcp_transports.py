@@ -11,12 +11,38 @@ import anyio
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.message import SessionMessage
-from mcp.types import jsonrpc_message_adapter
+from mcp.types import JSONRPCError, jsonrpc_message_adapter
 
+from headrace.errors import InfrastructureError
+from headrace.services.env.http_environment import refusal
 from headrace.services.processes.child_process import ChildProcess, LineTooLong
 
 EXIT_S = 0.5
 """Seconds that a server has to end after its input has ended."""
+SESSION = "mcp-session-id"
+"""The header of requests that belong to a session of the server."""
+
+
+class Refusals:
+    """What an HTTP server answered instead of a message: the library hides its status and text."""
+
+    def __init__(self) -> None:
+        self.last: Exception | None = None
+        """The failure of the newest request; None if the server answered it with a message."""
+
+    async def note(self, response: httpx2.Response) -> None:
+        """Note how a request ended."""
+        if response.request.method != "POST":
+            return
+        status, url = response.status_code, str(response.request.url)
+        if status < 400:
+            self.last = None
+        elif status == 404 and SESSION in response.request.headers:
+            self.last = InfrastructureError("sandbox_lost", f"{url} has lost the session")
+        elif _is_message(content := await response.aread()):
+            self.last = None
+        else:
+            self.last = refusal(status, response.headers, content, url)
 
 
 @asynccontextmanager
@@ -38,7 +64,9 @@ async def by_command(
 
 
 @asynccontextmanager
-async def by_url(url: str, headers: Mapping[str, str], most: int) -> AsyncIterator[Any]:
+async def by_url(
+    url: str, headers: Mapping[str, str], most: int, refusals: Refusals
+) -> AsyncIterator[Any]:
     """Connect to a server by Streamable HTTP. A message has at most `most` bytes."""
 
     async def bound(response: httpx2.Response) -> None:
@@ -47,7 +75,8 @@ async def by_url(url: str, headers: Mapping[str, str], most: int) -> AsyncIterat
         if coding != "identity":
             raise httpx2.ReadError(f"the answer is compressed ({coding}), which is not accepted")
         # In a stream of events, the library limits each event instead.
-        if "text/event-stream" not in response.headers.get("content-type", ""):
+        streams = "text/event-stream" in response.headers.get("content-type", "")
+        if not streams or response.status_code >= 400:
             assert isinstance(response.stream, httpx2.AsyncByteStream)
             response.stream = _Bounded(response.stream, most)
 
@@ -55,7 +84,7 @@ async def by_url(url: str, headers: Mapping[str, str], most: int) -> AsyncIterat
         headers={"Accept-Encoding": "identity", **headers},
         transport=httpx2.AsyncHTTPTransport(),
         timeout=None,  # every call has its own limit
-        event_hooks={"response": [bound]},
+        event_hooks={"response": [bound, refusals.note]},
     )
     async with (
         client,
@@ -103,6 +132,14 @@ async def _send(server: ChildProcess, to_send: Any) -> None:
         async for message in to_send:
             server.send(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode())
             await server.stdin.drain()
+
+
+def _is_message(content: bytes) -> bool:
+    """Whether a server explains a failure with an error of the protocol."""
+    try:
+        return isinstance(jsonrpc_message_adapter.validate_json(content), JSONRPCError)
+    except ValueError:
+        return False
 
 
 class _Bounded(httpx2.AsyncByteStream):
