@@ -11,7 +11,7 @@ import asyncio
 import resource
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -216,29 +216,13 @@ class GatewayServer:
         choices = await asking
         headers = {"x-headrace-overridden": ", ".join(request.overridden)}
         if request.stream:
-            response = await self._stream(http, answers.events(request, choices), headers)
+            response, events = _event_stream(headers), answers.events(request, choices)
         else:
-            response = _web().json_response(answers.completion(request, choices), headers=headers)
-        if http.transport is None or http.transport.is_closing():
+            answer = answers.completion(request, choices)
+            response, events = _web().json_response(answer, headers=headers), iter(())
+        if not await _is_delivered(http, response, events):
             for choice in choices:
                 session.undelivered(choice)
-        return response
-
-    @staticmethod
-    async def _stream(http: Any, events: Iterator[bytes], headers: dict[str, str]) -> Any:
-        response = _web().StreamResponse(headers={**headers, "Cache-Control": "no-cache"})
-        response.content_type = "text/event-stream"
-        try:
-            async with asyncio.timeout(DELIVER_S):
-                await response.prepare(http)
-                for event in events:
-                    await response.write(event)
-                await response.write_eof()
-        except TimeoutError:
-            if http.transport is not None:
-                http.transport.abort()
-        except ConnectionResetError:
-            pass  # the client is gone
         return response
 
     async def _models(self, http: Any) -> Any:
@@ -283,6 +267,28 @@ class GatewayServer:
                 "task": pending.task,
             }
         )
+
+
+def _event_stream(headers: Mapping[str, str]) -> Any:
+    response = _web().StreamResponse(headers={**headers, "Cache-Control": "no-cache"})
+    response.content_type = "text/event-stream"
+    return response
+
+
+async def _is_delivered(http: Any, response: Any, events: Iterator[bytes]) -> bool:
+    """Sends an answer, and then events. Returns whether the client has taken all in time."""
+    try:
+        async with asyncio.timeout(DELIVER_S):
+            await response.prepare(http)
+            for event in events:
+                await response.write(event)
+            await response.write_eof()
+    except TimeoutError:
+        if http.transport is not None:
+            http.transport.abort()
+    except ConnectionResetError:
+        pass  # the client is gone
+    return http.transport is not None and not http.transport.is_closing()
 
 
 class _Closing(asyncio.Protocol):

@@ -347,7 +347,8 @@ def test_what_was_said_takes_no_memory_while_the_policy_answers(
     converse(serve, world, max_turns=100, max_tokens=10_000)
 
 
-def test_a_stream_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_answer_that_nobody_reads_ends(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "DELIVER_S", 0.3)
 
     class Long(Chatting):
@@ -361,9 +362,10 @@ def test_a_stream_that_nobody_reads_ends(monkeypatch: pytest.MonkeyPatch) -> Non
 
     async def serve(session: ChatSession) -> None:
         async with gateway(session, 1) as (url, keys, _):
-            body = json.dumps({**HELLO, "stream": True}).encode()
+            body = json.dumps({**HELLO, "stream": stream}).encode()
             _, writer = await begin(url, keys[0], len(body), body)
             await holds(lambda: bool(session._episode.turns))
+            assert session._open == 1, "it counts until it is delivered or given up"
             await session.drain()
             writer.close()
 
