@@ -34,7 +34,7 @@ LARGE_BODIES = 16
 BODY_S = 60.0
 """Seconds that a body has to arrive."""
 DELIVER_S = 60.0
-"""Seconds that a client has to read a streamed answer."""
+"""Seconds that a client has to read an answer."""
 BACKLOG = 1024
 """Connections that the system holds until they are accepted. Hundreds may come at once."""
 CONNECTIONS = 2_000
