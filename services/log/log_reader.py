@@ -198,6 +198,7 @@ async def read_records(
         behind, done = dict(ends), 0
         total = sum(end - positions[at] for at, end in ends.items())
         while behind:
+            at_end = []
             for item in await reader.read():
                 if isinstance(item, Record) and item.offset < ends[item.partition]:
                     done += 1
@@ -205,7 +206,9 @@ async def read_records(
                         patience.reading(item.partition.topic, done, total)
                     yield item
                 if reached(item, behind):
-                    await reader.unassign([item.partition])
+                    at_end.append(item.partition)
+            if at_end and behind:
+                await reader.unassign(at_end)
     finally:
         await reader.close()
 
