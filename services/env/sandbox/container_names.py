@@ -14,7 +14,9 @@ name.
 
 Docker looks a container up before it locks it, so two renames from one name to *different*
 names may both succeed. That is why an idle container first gets the name `taken`, which is the same
-for every worker.
+for every worker. If one worker gives a container both its names before Docker carries out the first
+rename of another worker, both take it. So a worker takes no container twice at once, and looks at
+the end whether it still has the container.
 """
 
 from __future__ import annotations

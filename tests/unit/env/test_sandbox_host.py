@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import random
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
+import pytest
+
 from headrace.services.base.clock import now
+from headrace.services.env.environment import Claim
 from headrace.services.env.instances import Instances
-from headrace.services.env.sandbox.container_names import Which
+from headrace.services.env.sandbox.container_names import InUse, Which, idle
 from headrace.services.env.sandbox.hosts.container_source import ContainerSource, Whose
 from headrace.services.env.sandbox.hosts.sandbox_host import SandboxHost
 from headrace.services.env.sandbox.sandbox import SandboxSettings
 from headrace.services.processes.docker.ceilings import read_ceilings
+from headrace.services.processes.docker.docker_errors import Conflict, NotThere
+from headrace.services.processes.docker.pinned_images import PinnedImage
 
 LABELS = {"headrace.deadline": ""}
 
@@ -68,5 +74,81 @@ def test_the_sweeps_of_all_partitions_list_the_whole_host_once_a_minute() -> Non
         host._look_at = 0.0
         await host.sweep(0, 0, lambda task, sample: None)
         assert source.asked.count(LABELS) == 2
+
+    asyncio.run(main())
+
+
+class OneContainer(PaperSource):
+    """Has one idle container, and renames it as Docker does: it looks it up, and waits for it."""
+
+    def __init__(self, waits: Callable[[str], Awaitable[None]]) -> None:
+        self.name = idle("ns", "a")
+        labels = {"headrace.deadline": f"{now() + 600:.0f}", **self.image("i").labels}
+        found = {"Id": "a", "Names": [f"/{self.name}"], "Labels": labels, "State": "running"}
+        super().__init__([found])
+        self._waits = waits
+
+    def image(self, name: str) -> PinnedImage:
+        return PinnedImage(name, name, "")
+
+    async def find(self, labels: Mapping[str, str], which: Which) -> list[Mapping[str, Any]]:
+        return self.there
+
+    async def rename(self, name: str, new: str) -> None:
+        await self.inspect(name)
+        await self._waits(new)
+        if self.name == new:
+            raise Conflict("sandbox_lost", "it has that name")
+        self.name = new
+
+    async def inspect(self, name: str) -> Mapping[str, Any]:
+        await asyncio.sleep(0)
+        if self.name != name:
+            raise NotThere("sandbox_lost", f"no {name}")
+        return {}
+
+
+async def take(host: SandboxHost, task: int) -> InUse | None:
+    return await host.reuse(Claim(task, 0, 0, 0, 0, now() + 60), "i", used=True)
+
+
+def host_of(source: PaperSource) -> SandboxHost:
+    whose = Whose("ns", "docker", SandboxSettings(image="i"), read_ceilings(), Instances(send, "w"))
+    return SandboxHost(whose, cast(ContainerSource, source))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_one_episode_of_a_worker_takes_an_idle_container(seed: int) -> None:
+    chance = random.Random(seed)
+
+    async def main() -> None:
+        async def waits(new: str) -> None:
+            for _ in range(chance.choice((0, 0, 1, 20))):
+                await asyncio.sleep(0)
+
+        source = OneContainer(waits)
+        host = host_of(source)
+        took = await asyncio.gather(*(take(host, task) for task in range(4)))
+        assert [str(name) for name in took if name] == [source.name]
+
+    asyncio.run(main())
+
+
+def test_a_worker_does_not_have_a_container_that_another_took_at_the_same_time() -> None:
+    async def main() -> None:
+        late, first = asyncio.Event(), asyncio.Event()
+
+        async def waits(new: str) -> None:
+            if ".taken." in new and not first.is_set():  # the first rename ends last
+                first.set()
+                await late.wait()
+            elif ".taken." not in new:
+                late.set()
+
+        source = OneContainer(waits)
+        one, other = await asyncio.gather(take(host_of(source), 1), take(host_of(source), 2))
+        assert one is not None
+        assert str(one) == source.name
+        assert other is None
 
     asyncio.run(main())

@@ -57,6 +57,8 @@ class SandboxHost:
         self._checking = asyncio.Lock()
         self._idle: set[str] = set()
         """Names of the containers not in use that this worker pooled or made ready."""
+        self._taking: set[str] = set()
+        """Names of the containers not in use that this worker is about to take."""
         self._ready_wanted = asyncio.Event()
         self._closing = False
         self._keeping: asyncio.Task[None] | None = None
@@ -170,20 +172,31 @@ class SandboxHost:
             if not self._is_fit(found, image, claim.expires_at):
                 continue
             free = found["Names"][0].lstrip("/")
-            token = free.rpartition(".")[2]
-            taken = names.taken(namespace, token)
-            name = names.in_use(namespace, claim, token, copy=copy)
-            try:
-                await self.engine.rename(free, taken)
-                self._idle.discard(free)
-                await self.engine.rename(taken, str(name))
-            except (NotThere, Conflict):
-                continue
-            finally:
-                self._ready_wanted.set()
-            self._whose.instances.enter(name.instance, "sandbox", "busy")
-            return name
+            name = names.in_use(namespace, claim, free.rpartition(".")[2], copy=copy)
+            if free not in self._taking and await self._take(free, name):
+                self._whose.instances.enter(name.instance, "sandbox", "busy")
+                return name
         return None
+
+    async def _take(self, free: str, name: InUse) -> bool:
+        """Rename a container that is not in use. Return whether this episode has it.
+
+        An engine may carry out the first rename of another worker after both of this one, as
+        container_names.py says. So the last call asks whether the container is still there.
+        """
+        taken = names.taken(name.namespace, name.token)
+        self._taking.add(free)
+        try:
+            await self.engine.rename(free, taken)
+            self._idle.discard(free)
+            await self.engine.rename(taken, str(name))
+            await self.engine.inspect(str(name))
+        except (NotThere, Conflict):
+            return False
+        finally:
+            self._taking.discard(free)
+            self._ready_wanted.set()
+        return True
 
     def _is_fit(self, found: Mapping[str, Any], image: PinnedImage, until: float) -> bool:
         """Whether a container runs this image, and goes on until then."""
