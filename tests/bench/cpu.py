@@ -33,6 +33,10 @@ class CpuWatch:
         """By the service that each of them is."""
         return self._processes
 
+    def seconds(self) -> float:
+        """CPU seconds of all of them since the watch was made."""
+        return sum(self._seconds().values()) - sum(self._began.values())
+
     def text(self, count: int) -> str:
         """Milliseconds an item, dearest first, and the cores that it kept busy meanwhile."""
         now, wall_s = self._seconds(), time.perf_counter() - self._clock

@@ -115,7 +115,12 @@ async def deployed(cluster: ClusterConfig, recipe: Recipe) -> AsyncIterator[Depl
     namespace = f"{recipe.name}-{uuid.uuid4().hex[:8]}"
     cluster = replace(cluster, namespace=namespace)
     async with connect(cluster, "bench") as connection:
-        topics = Topics(namespace, tuple(recipe.policies), recipe.partitions)
+        topics = Topics(
+            namespace,
+            tuple(recipe.policies),
+            recipe.partitions,
+            pool_partitions=recipe.pool_partitions,
+        )
         log = await connection.writing_log(topics)
         await apply(log, recipe)
         yield Deployment(recipe, cluster, log)

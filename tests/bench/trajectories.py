@@ -57,7 +57,7 @@ async def durable_trajectories(cluster: ClusterConfig, scale: float) -> list[Fig
 async def _stages(cluster: ClusterConfig, batches: int) -> list[Figure]:
     count = batches * BATCH
     async with deployed(cluster, pipeline_recipe()) as deployment:
-        await _publish_start(deployment)
+        await publish_start(deployment)
         async with _Work(deployment, "produce") as producer:
             cpu = CpuWatch(cluster.state)
             await producer.run(first_task=0, groups=0)
@@ -83,7 +83,7 @@ async def _all_at_once(cluster: ClusterConfig, batches: int, jobs: int) -> Figur
     count = batches * BATCH
     warm_up = WARM_UP // BATCH
     async with deployed(cluster, pipeline_recipe()) as deployment:
-        await _publish_start(deployment)
+        await publish_start(deployment)
         async with (
             deployment.serving(*("assemble-groups",) * jobs, "assemble-batches"),
             _Work(deployment, "load") as loader,
@@ -107,7 +107,7 @@ async def _all_at_once(cluster: ClusterConfig, batches: int, jobs: int) -> Figur
     )
 
 
-async def _publish_start(deployment: Deployment) -> None:
+async def publish_start(deployment: Deployment) -> None:
     """Version 0, by the record alone: nobody serves it."""
     blank = bytes(32)
     await deployment.log.send(

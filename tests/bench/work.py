@@ -40,15 +40,15 @@ VOCABULARY = 256
 TASKS_IN_FLIGHT = 64
 
 
-def a_turn(source: random.Random) -> Turn:
-    """One prompt token, 1,024 sampled ones with their logprobs."""
+def a_turn(source: random.Random, tokens: int = TOKENS) -> Turn:
+    """One prompt token, and sampled ones with their logprobs."""
     return Turn(
         call="2",
         policy="default",
         context=pack_i32([1]),
-        tokens=pack_i32(source.randrange(VOCABULARY) for _ in range(TOKENS)),
-        logprobs=pack_f32(-source.random() for _ in range(TOKENS)),
-        versions=pack_spans([0] * TOKENS),
+        tokens=pack_i32(source.randrange(VOCABULARY) for _ in range(tokens)),
+        logprobs=pack_f32(-source.random() for _ in range(tokens)),
+        versions=pack_spans([0] * tokens),
         finish="stop",
         text="",
     )
@@ -57,11 +57,12 @@ def a_turn(source: random.Random) -> Turn:
 class Producer:
     """Ends tasks as an agent worker does: trajectory, then outcome, then result."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, tokens: int = TOKENS) -> None:
         source = random.Random(0)
         self._log = log
-        self._turns = [a_turn(source) for _ in range(64)]
-        self._sampling = Sampling(max_tokens=TOKENS)
+        self._tokens = tokens
+        self._turns = [a_turn(source, tokens) for _ in range(64)]
+        self._sampling = Sampling(max_tokens=tokens)
 
     async def run(self, first_task: int, groups: int) -> dict[str, float]:
         """Ends so many tasks, a bounded number at once."""
@@ -112,7 +113,8 @@ class Producer:
         )
 
     def _outcome(self, task: int, sample: int, ref: Ref) -> EpisodeEnded:
-        use = PolicyUse(policy="default", tokens=TOKENS, longest=TOKENS + 1, oldest_version=0)
+        tokens = self._tokens
+        use = PolicyUse(policy="default", tokens=tokens, longest=tokens + 1, oldest_version=0)
         return EpisodeEnded(
             task=task,
             sample=sample,

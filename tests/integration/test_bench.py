@@ -12,6 +12,7 @@ import pytest
 
 from headrace.infra.local import LocalStack
 from headrace.services.namespace.cluster_config import ClusterConfig
+from tests.bench.growth import decided, draw, restart
 from tests.bench.head import measure_head
 from tests.bench.item_recovery import item_recovery
 from tests.bench.report import machine
@@ -44,6 +45,23 @@ def test_the_statistics_of_items_are_recovered_after_a_kill(local_stack: LocalSt
     )
     figures = asyncio.run(item_recovery(cluster, scale=0.002))
     assert [figure.value for figure in figures[-1:]] == ["2,201"]
+
+
+@pytest.mark.long
+def test_services_and_jobs_come_back_with_longer_logs(local_stack: LocalStack) -> None:
+    cluster = ClusterConfig(Path(local_stack.state)).connected(
+        local_stack.bootstrap_servers, local_stack.registry_url
+    )
+    for series in asyncio.run(restart(cluster, scale=0.003)):
+        assert [number for number, _ in series.points] == [2_000, 3_000]
+
+
+def test_a_batch_says_as_much_after_many_tasks_and_the_costs_are_drawn(tmp_path: Path) -> None:
+    times, sizes = asyncio.run(decided(ClusterConfig(tmp_path), scale=0.005))
+    assert [number for number, _ in times.points] == [500, 5_000]
+    assert sizes.points[1][1] < 1.2 * sizes.points[0][1]
+    draw([times, sizes], tmp_path / "costs.svg")
+    assert "decided tasks" in (tmp_path / "costs.svg").read_text()
 
 
 def test_deltas_are_received_bit_by_bit() -> None:
