@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from unittest.mock import patch
 
+import pytest
+
 from headrace.services.env.sandbox.container_names import Which
 from tests.sandboxes.bench import NAMESPACE, Bench, bench, claim, view
 
@@ -93,5 +95,26 @@ def test_a_persistent_sandbox_is_restarted_when_its_episode_ends(engine: str) ->
             assert later.sandbox.name.token == name.token
             assert (await later.step("ls -A")).text == ""
             await later.aclose()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("later_s", [0.0, 0.02, 0.1])
+def test_an_ending_worker_takes_no_container_from_an_episode(engine: str, later_s: float) -> None:
+    """Those that a worker made ready are taken by another one while it removes them."""
+
+    async def main() -> None:
+        async with asyncio.timeout(BOUND_S), bench(engine, ready=6) as made:
+            ending = Bench(engine, {"ready": 6})
+            await ending.setup.open()
+            await until_ready(made, 6)
+            environments = [await made.take(claim(task)) for task in range(6)]
+            closing = asyncio.create_task(ending.setup.close_pool())
+            await asyncio.sleep(later_s)
+            await asyncio.gather(*(each.reset(view()) for each in environments))
+            await closing
+            for each in environments:
+                assert (await each.step("echo here")).text == "here\n"
+                await each.aclose()
 
     asyncio.run(main())

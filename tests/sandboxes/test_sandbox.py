@@ -13,6 +13,8 @@ import pytest
 
 from headrace.errors import DependencyError, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
+from headrace.services.env.sandbox.sandbox import Sandbox
+from headrace.services.processes.docker.docker_errors import NotThere
 from tests.sandboxes.bench import Bench, claim, on_engine, view
 from tests.sandboxes.docker_engine import IMAGE
 
@@ -100,6 +102,40 @@ def test_what_was_begun_and_not_answered_is_lost(engine: str) -> None:
         assert await made.left() == []
         with pytest.raises(InfrastructureError, match="sandbox_lost: its container is gone"):
             await second.resume(view(), done=0)
+
+    on(engine, test)
+
+
+def test_neither_of_two_sandboxes_of_one_attempt_is_resumed(engine: str) -> None:
+    """A worker that has lost the partition may have made the other one late: it has no files."""
+
+    async def test(made: Bench) -> None:
+        first = await made.fresh()
+        await first.host.create(claim(), IMAGE, persistent=False, copy=False)
+        second = await made.take()
+        with pytest.raises(InfrastructureError, match="sandbox_lost: it has two containers"):
+            await second.resume(view(), done=0)
+
+    on(engine, test)
+
+
+def test_a_command_that_the_engine_has_forgotten_is_no_fault_of_the_policy(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a restart of an engine that lets its containers live."""
+
+    async def test(made: Bench) -> None:
+        async def exit_code(run: str) -> int | None:
+            raise NotThere("exec_failed", "no such exec")
+
+        async def read(*_: object) -> str:
+            return ""
+
+        environment = await made.fresh()
+        monkeypatch.setattr(made.engine, "exit_code", exit_code)
+        monkeypatch.setattr(Sandbox, "_read", read)
+        with pytest.raises(InfrastructureError, match="exec_failed: no such exec"):
+            await environment.step("sleep 100")
 
     on(engine, test)
 

@@ -154,8 +154,19 @@ class CommandStart:
         try:
             return await self._engine.exit_code(run_id)
         except NotThere as error:
+            await self.require_known(error)
             await self.judge(str(error))
             raise
+
+    async def require_known(self, error: InfrastructureError) -> None:
+        """Raise `error` if the engine has forgotten a command of a sandbox that runs.
+
+        It was restarted, and its containers were not. What runs in them is not the policy's doing.
+        """
+        if isinstance(error, NotThere):
+            with suppress(NotThere):
+                if (await self._engine.inspect(self._name))["State"].get("Running"):
+                    raise InfrastructureError("exec_failed", error.message) from error
 
     async def judge(
         self, said: str, run_id: str | None = None, tries_left: int = 0, *, over: bool = True

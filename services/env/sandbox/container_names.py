@@ -140,6 +140,11 @@ def taken(namespace: str, token: str) -> str:
     return f"headrace.{namespace}.taken.{token}"
 
 
+def is_taken(name: str) -> bool:
+    """Return whether a container, of any namespace, is about to be used."""
+    return name.lstrip("/").split(".")[2:3] == ["taken"]
+
+
 def of_idle(namespace: str) -> Which:
     """Return which containers are idle."""
     return Which(f"^/?headrace\\.{re.escape(namespace)}\\.idle\\.")

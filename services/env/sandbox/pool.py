@@ -211,9 +211,14 @@ class DockerSetup:
         stays: perhaps `done` is not the last action that was answered.
         """
         claim, why = environment.claim, f"its container is gone{self.hosts.silent()}"
-        for host, name, found in await self.hosts.of_episode(claim):
-            if not name.is_of(claim) or name.copy:
-                continue
+        own = [
+            (host, name, found)
+            for host, name, found in await self.hosts.of_episode(claim)
+            if name.is_of(claim) and not name.copy and found["State"] != "created"
+        ]
+        if len(own) > 1:  # A worker made one after it had lost the partition.
+            raise InfrastructureError("sandbox_lost", "it has two containers")
+        for host, name, found in own:
             if found["State"] == "running" and name.begun == done:
                 self._instances.enter(name.instance, "sandbox", "busy", "found again")
                 environment.host = host

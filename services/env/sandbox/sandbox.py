@@ -44,6 +44,8 @@ NOT_IN_PODS = ("root_mb", "images_gb", "images_unused_h", "pull_submitted")
 """Options that only Docker hosts have."""
 SIGNALLED = 128
 """Exit codes above it may mean that a signal ended the wrapper."""
+REMEMBERED_S = 240.0
+"""Docker forgets a command five to ten minutes after its end, while it still has output perhaps."""
 KILL_S = 30.0
 """Seconds within which a command's processes must be gone after they are killed."""
 ARGUMENT_BYTES = 100_000
@@ -215,6 +217,7 @@ class Sandbox:
         kept = KeptOutput((output_kb or self._settings.output_kb) * 1024)
         code, ended = None, ""
         async with self._turn, AsyncExitStack() as stack:
+            began = asyncio.get_running_loop().time()
             run_id, output, first = await self._start().begin(stack, command)
             kept.add(first)
             try:
@@ -224,6 +227,8 @@ class Sandbox:
                 else:
                     code = await self._engine.exit_code(run_id)
             except (NotThere, Conflict) as error:
+                if asyncio.get_running_loop().time() < began + REMEMBERED_S:
+                    await self._start().require_known(error)
                 await self._start().judge(str(error))
             if code is None or code > SIGNALLED:
                 await self._require_usable(stack)

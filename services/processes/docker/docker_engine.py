@@ -166,9 +166,11 @@ class DockerEngine:
         filters = {"label": wanted}
         filters |= {"name": [name]} if name else {}
         filters |= {"ancestor": [ancestor]} if ancestor else {}
-        return await self._call(
+        found = await self._call(
             "list containers", lambda client: client.containers(all=True, filters=filters)
         )
+        # If one is renamed while it is removed, the engine lists it for ever, without a name.
+        return [one for one in found if one["Names"]]
 
     async def remove(self, name: str) -> None:
         """Kills and removes a container with its volumes, unless it is already gone or going."""

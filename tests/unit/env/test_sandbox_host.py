@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from headrace.errors import InfrastructureError
 from headrace.services.base.clock import now
 from headrace.services.env.environment import Claim
 from headrace.services.env.instances import Instances
@@ -49,6 +50,8 @@ class PaperSource:
 
     async def remove(self, name: str) -> None:
         self.removed.append(name)
+        if "stuck" in name:
+            raise InfrastructureError("engine_failed", "device or resource busy")
 
 
 async def send(event: object) -> None:
@@ -74,6 +77,36 @@ def test_the_sweeps_of_all_partitions_list_the_whole_host_once_a_minute() -> Non
         host._look_at = 0.0
         await host.sweep(0, 0, lambda task, sample: None)
         assert source.asked.count(LABELS) == 2
+
+    asyncio.run(main())
+
+
+def container(name: str, ends_s: float, **more: Any) -> Mapping[str, Any]:
+    labels = {"headrace.deadline": f"{now() + ends_s:.0f}"}
+    return {"Id": name, "Names": [f"/{name}"], "Labels": labels, "State": "running", **more}
+
+
+def test_a_container_that_stays_keeps_no_other_one() -> None:
+    async def main() -> None:
+        source = PaperSource([container(name, -120) for name in ("h.n.idle.stuck", "h.n.idle.b")])
+        with pytest.raises(InfrastructureError, match="busy"):
+            await host_of(source).sweep(0, 0, lambda task, sample: None)
+        assert source.removed == ["h.n.idle.stuck", "h.n.idle.b"]
+
+    asyncio.run(main())
+
+
+def test_what_nobody_takes_any_more_is_removed() -> None:
+    """Two workers take one each. The second one has ended amid that."""
+
+    async def main() -> None:
+        source = PaperSource([container(f"h.n.taken.{one}", 600) for one in "ab"])
+        host = host_of(source)
+        for there in (source.there, source.there[1:], source.there[1:]):
+            host._look_at, source.there = 0.0, there
+            await host.sweep(0, 0, lambda task, sample: None)
+        assert source.removed[0] == "h.n.taken.b"
+        assert "h.n.taken.a" not in source.removed
 
     asyncio.run(main())
 

@@ -307,3 +307,14 @@ def test_measuring_what_is_being_removed_says_that_it_is_gone(tmp_path: Path) ->
 
     empty = streams(b"", head=b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
     on(tmp_path, {"GET /containers/c/stats": empty}, test)
+
+
+def test_a_container_without_a_name_is_not_listed(tmp_path: Path) -> None:
+    """Docker lists one for ever that was renamed while it was removed."""
+
+    async def test(made: FakeEngine, engine: DockerEngine) -> None:
+        found = await engine.containers({"headrace.deadline": ""})
+        assert [one["Id"] for one in found] == ["b"]
+
+    listed = [{"Id": "a", "Names": []}, {"Id": "b", "Names": ["/b"]}]
+    on(tmp_path, {"GET /containers/json": says(listed)}, test)

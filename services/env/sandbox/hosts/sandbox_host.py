@@ -59,6 +59,8 @@ class SandboxHost:
         """Names of the containers not in use that this worker pooled or made ready."""
         self._taking: set[str] = set()
         """Names of the containers not in use that this worker is about to take."""
+        self._taken: set[str] = set()
+        """Ids of the containers that somebody was about to take at the last look."""
         self._ready_wanted = asyncio.Event()
         self._closing = False
         self._keeping: asyncio.Task[None] | None = None
@@ -232,13 +234,14 @@ class SandboxHost:
             name = found["Names"][0].lstrip("/")
             if self._is_fit(found, image, late):
                 fit.append(name)
-            else:
-                await self._remove_ready(name)
+            elif found["State"] != "created" or name in self._idle:  # else another worker starts it
+                await self._remove_free(name)
         for name in sorted(fit)[settings.ready :]:
-            await self._remove_ready(name)
+            await self._remove_free(name)
         return max(0, settings.ready - len(fit))
 
-    async def _remove_ready(self, name: str) -> None:
+    async def _remove_free(self, name: str) -> None:
+        """Remove a container that is not in use, by the name `taken`, so that nobody takes it."""
         self._idle.discard(name)
         taken = names.taken(self._whose.namespace, name.rpartition(".")[2])
         with suppress(NotThere, Conflict):  # an episode has taken it
@@ -262,7 +265,11 @@ class SandboxHost:
             self._closing = True
             self._ready_wanted.set()
             await self._keeping
-        await asyncio.gather(*map(self.engine.remove, self._idle), return_exceptions=True)
+        which = names.of_idle(self._whose.namespace), names.of_ready(self._whose.namespace)
+        with suppress(InfrastructureError):
+            listed = [each for one in which for each in await self._list(one)]
+            mine = self._idle & {each["Names"][0].lstrip("/") for each in listed}
+            await asyncio.gather(*map(self._remove_free, mine), return_exceptions=True)
 
     async def aclose(self) -> None:
         """End the calls of the engine."""
@@ -293,19 +300,40 @@ class SandboxHost:
         """Remove what no open episode needs, as `DockerSetup.sweep` says."""
         await self.check()
         found = await self.in_use(names.of_partition(self._whose.namespace, partition))
+        unneeded: list[tuple[Mapping[str, Any], str]] = []
         for name, each in found:
             if name.partition != partition or name.offset > read_to:
                 continue
             attempt = open_attempt(name.task, name.sample)
             if attempt is None or name.attempt < attempt:
-                await self.discard(each, "that no open episode needs")
+                unneeded.append((each, "that no open episode needs"))
         loop = asyncio.get_running_loop()
-        if loop.time() < self._look_at:  # another partition's sweep has done it
-            return
-        self._look_at = loop.time() + OVERDUE_S
+        if loop.time() >= self._look_at:  # else another partition's sweep has looked
+            self._look_at = loop.time() + OVERDUE_S
+            unneeded += await self._overdue()
+        failed: InfrastructureError | None = None
+        for each, why in unneeded:
+            try:
+                await self.discard(each, why)
+            except InfrastructureError as error:  # the others may go nevertheless
+                failed = error
+                if error.code in UNREACHABLE:
+                    break
+        if failed is not None:
+            raise failed
+
+    async def _overdue(self) -> list[tuple[Mapping[str, Any], str]]:
+        """Return what is past its deadline, or was `taken` at two looks: its taker has ended."""
+        overdue: list[tuple[Mapping[str, Any], str]] = []
+        before, self._taken = self._taken, set()
         for each in await self.source.find({f"{LABEL}deadline": ""}, ANY):
             if _deadline(each) + OVERDUE_S < now():
-                await self.discard(each, "past its deadline")
+                overdue.append((each, "past its deadline"))
+            elif names.is_taken(each["Names"][0]):
+                self._taken.add(each["Id"])
+                if each["Id"] in before:
+                    overdue.append((each, "whose taker has ended"))
+        return overdue
 
     async def _list(self, which: Which) -> list[Mapping[str, Any]]:
         labels = {
