@@ -126,6 +126,7 @@ def spawn(command: Sequence[str], *, log: Path, folder: Path | None = None) -> P
             check=True,
             text=True,
             umask=0o077,  # its files hold what the topics hold
+            env={**os.environ, "LC_ALL": "C.UTF-8"},  # Java reads paths by the locale
         )
     process = ProcessId.of(int(shell.stdout))
     if process is None:

@@ -6,6 +6,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -173,6 +174,7 @@ def _run_format_tool(
             stderr=output,
             start_new_session=True,  # so that a terminal's Ctrl-C does not reach it
             umask=0o077,
+            env={**os.environ, "LC_ALL": "C.UTF-8"},
         ) as process,
     ):
         while process.poll() is None:

@@ -224,11 +224,14 @@ def test_ctrl_c_pauses_the_run_and_end_ends_it(operator: Operator, namespace: st
     log = operator.state / "stderr.txt"
     process = operator.start("run", "null", *ENDLESS)
     until(lambda: re.search("episodes [1-9]", log.read_text()) is not None)
+    second = operator("run", "null", *ENDLESS, code=2)
+    assert f"another `headrace run` runs the namespace {namespace} now" in second.stderr
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=60)
 
     assert process.returncode == 130
     assert f"{namespace}: paused" in out
+    assert "ended with exit code" not in log.read_text(), "a second run disturbed it"
     command = f"`headrace run null {' '.join(ENDLESS)}` continues"
     assert f"pausing the run; {command} it; press Ctrl-C again" in log.read_text()
     assert f"\nthe run is paused: {command} it" in log.read_text()

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Collection, Sequence
-from contextlib import aclosing, asynccontextmanager, closing, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing, suppress
 from dataclasses import replace
 
 from rich.console import Console
@@ -34,7 +34,7 @@ from headrace.services.operate.processes import Preloader
 from headrace.services.operate.run.children import child_specs, scaled_specs, services_of
 from headrace.services.operate.run.live_view import Status, make_view
 from headrace.services.operate.run.log_notes import LogNotes
-from headrace.services.operate.run.open_run import open_run
+from headrace.services.operate.run.open_run import only_run, open_run
 from headrace.services.operate.run.progress import Check, Progress, violations
 from headrace.services.operate.run.report import Summary, command_line
 from headrace.services.operate.run.run_stack import RunStack
@@ -93,6 +93,7 @@ class LocalRun:
         """The tasks that run beside the children. If one ends, its error ends the run."""
         self._path = path = write_resolved(recipe, cluster.state)
         self._check, self._dashboard = check, dashboard
+        self._whole = services is None and end is None
         self._services = services_of(recipe) if services is None else services
         specs = child_specs(recipe, path, metrics_port, services)
         invites = end is None and any(spec.name == "gateway" for spec in specs)
@@ -163,7 +164,7 @@ class LocalRun:
             asyncio.get_running_loop().add_signal_handler(number, on_signal)
 
     async def _run_on(self, cluster: ClusterConfig, checked: asyncio.Future[None]) -> Summary:
-        async with connect(cluster, f"run-{os.getpid()}") as connection:
+        async with connect(cluster, f"run-{os.getpid()}") as connection, AsyncExitStack() as stack:
             self._phase("preparing the namespace")
             passed = asyncio.ensure_future(self._passed(checked))
             wanted, say = self._cluster.namespace, self._view.say
@@ -171,6 +172,8 @@ class LocalRun:
                 connection, cluster, self._recipe, wanted, self._services, self._stack, passed, say
             )
             namespace = log.topics.namespace
+            if self._whole:
+                stack.enter_context(only_run(self._cluster.folder(namespace)))
             self._supervisor.settle_logs(self._cluster.folder(namespace).absolute())
             self._status.logs = self._supervisor.logs
             cluster = replace(cluster, namespace=namespace, schema_ids=connection.registry.known)

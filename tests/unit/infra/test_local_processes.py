@@ -65,14 +65,16 @@ def test_absent_pid_is_no_process() -> None:
 
 def test_spawned_process_is_detached_and_ends_on_sigterm(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    process = spawn(["/bin/sh", "-c", "pwd; exec sleep 60"], log=log, folder=tmp_path)
+    process = spawn(
+        ["/bin/sh", "-c", "echo $(pwd) $LC_ALL; exec sleep 60"], log=log, folder=tmp_path
+    )
     try:
         assert os.getsid(process.pid) != os.getsid(0)
         while not log.read_text():
             assert process.alive
     finally:
         assert stop([process], 10)
-    assert log.read_text() == f"{tmp_path}\n"
+    assert log.read_text() == f"{tmp_path} C.UTF-8\n"
 
 
 def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
