@@ -8,7 +8,6 @@ whatever order the branches make them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -98,9 +97,8 @@ def policy_uses(recorded: Mapping[str, RecordedTurn]) -> tuple[PolicyUse, ...]:
     for index, call in enumerate(sorted(recorded, key=_path)):
         turn = recorded[call].turn
         by_role.setdefault((turn.policy, turn.role), []).append((index, recorded[call]))
-    roles = Counter(policy for policy, _ in by_role)
     return tuple(
-        _policy_use(policy, role, turns, several=roles[policy] > 1)
+        _policy_use(policy, role, turns, several=len(by_role) > 1)
         for (policy, role), turns in by_role.items()
     )
 

@@ -148,7 +148,8 @@ def _agreement(trajectory: TrajectoryRecorded, outcome: EpisodeEnded, name: str)
         if counted != stated:
             yield f"I5: {name} states {stated}, its turns say {counted}"
         several = sum(policy == use.policy for policy, _ in played) > 1
-        if unpack_i32(use.turns) != ([index for index, _ in numbered] if several else []):
+        # Older records have them only if the policy has several roles.
+        if (several or use.turns) and unpack_i32(use.turns) != [index for index, _ in numbered]:
             yield f"I3: {name} gives the role {use.role} the turns {unpack_i32(use.turns)}"
         earned = [turn.reward for _, turn in numbered]
         rewards = [None if isnan(one) else one for one in unpack_f32(use.turn_rewards)]
