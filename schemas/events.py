@@ -630,8 +630,8 @@ class PolicyUse(Part):
     """f32[]: one reward for each of these turns, NaN if the turn has none. Estimators of advantages
     of turns read it."""
     turns: bytes = b""
-    """i32[]: the index of each of these turns in the trajectory. Empty if the policy has turns in
-    one role only."""
+    """i32[]: the index of each of these turns in the trajectory. Empty if all turns are of one
+    policy in one role. In older records also empty if all turns of the policy are in one role."""
 
 
 class EpisodeEnded(TaskEvent):

@@ -9,6 +9,7 @@ on, and do not count.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import fsum, isnan
@@ -36,9 +37,10 @@ class RewardedTurns:
     demonstrated: bool
     """Whether the policy sampled none of their tokens."""
     turns: tuple[int, ...]
-    """Their indices among the policy's turns. Empty if they are all of them."""
+    """Their indices among the policy's turns. All of them if it is empty."""
     turn_rewards: tuple[float, ...]
-    """The rewards that followed them; 0 for a turn without one. Empty if not recorded."""
+    """The rewards that followed each of them until the next one, 0 if there were none. Empty if not
+    recorded."""
 
     @property
     def whole_turn_rewards(self) -> tuple[float, ...]:
@@ -94,7 +96,7 @@ class CountedSample:
         A part's are one for all its turns, or one for each. So is the result. A turn that is in no
         part gets 0: it is not trained on.
         """
-        if len(self.parts) == 1 and (len(advantages[0]) == 1 or not self.parts[0].turns):
+        if len(self.parts) == 1 and (len(advantages[0]) < 2 or not self.parts[0].turns):
             return tuple(advantages[0])
         found = [0.0] * self.turns
         for part, values in zip(self.parts, advantages, strict=True):
@@ -180,14 +182,25 @@ def _part(
         # With several uses, the order of their turns is not known.
         rewards = _turn_rewards(uses[0]) if len(uses) == 1 else ()
         return RewardedTurns(role, reward, demonstrated, (), rewards)
-    turns = [rank[turn] for use in uses for turn in _ints(use.turns)]
-    followed = [one for use in uses for one in _turn_rewards(use)]
-    if len(followed) == len(turns):
-        order = sorted(zip(turns, followed, strict=True))
-        rewards = tuple(one for _, one in order)
-    else:
-        rewards = ()
-    return RewardedTurns(role, reward, demonstrated, tuple(sorted(turns)), rewards)
+    own = sorted(turn for use in uses for turn in _ints(use.turns))
+    # A role's own reward is not that of the steps: only what followed its own turns counts.
+    earning = uses if role and role in outcome.rewards else outcome.policies
+    complete = all(len(_turn_rewards(use)) == len(_ints(use.turns)) for use in uses)
+    rewards = _until_next(own, earning) if complete else ()
+    return RewardedTurns(role, reward, demonstrated, tuple(rank[turn] for turn in own), rewards)
+
+
+def _until_next(own: Sequence[int], uses: Sequence[PolicyUse]) -> tuple[float, ...]:
+    """The rewards of all turns of `uses`, each added to the newest of the policy's turns by then.
+
+    A reward before the first of them counts for this one: no other turn's return has it then.
+    """
+    rewards = [0.0] * len(own)
+    for turn, reward in sorted(
+        one for use in uses for one in zip(_ints(use.turns), _turn_rewards(use), strict=False)
+    ):
+        rewards[max(0, bisect_right(own, turn) - 1)] += reward
+    return tuple(rewards)
 
 
 def _turn_rewards(use: PolicyUse) -> tuple[float, ...]:

@@ -147,7 +147,7 @@ class _Scorer:
         if not isinstance(self._advantage, TurnAdvantage):
             return None
         rewards = [one for part in sample.parts for one in part.turn_rewards]
-        if any(abs(one) > REWARD_LIMIT for one in rewards):
+        if not all(abs(one) <= REWARD_LIMIT for one in rewards):  # This rejects NaN, too.
             return "reward_out_of_range"
         if isinstance(self._advantage, TurnRewards) and len(sample.parts) > 1:
             return SEVERAL_REWARDS

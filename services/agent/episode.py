@@ -158,7 +158,8 @@ class Episode:
     async def step(self, action: str) -> Observation:
         """Does an action in the environment, and returns what the environment answers.
 
-        The reward of the step is added to the episode's, and to that of the newest turn. Raises
+        The reward of the step is added to the episode's, and to that of the newest turn before it.
+        After a `gather` this is the newest one of the last branch that has a turn. Raises
         RuntimeError before the first `reset`.
         """
         if not self._was_reset:
@@ -255,19 +256,21 @@ class Episode:
         If one raises, the others are cancelled. If one reaches a limit, the episode ends at once:
         an answer that another branch still waits for is not in the trajectory.
         """
-        path = current_branch.get().next()
+        here = current_branch.get()
+        inner = here.split(len(branches))
 
-        async def run(index: int, coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-            current_branch.set(Branch(f"{path}.{index}."))
+        async def run(branch: Branch, coroutine: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+            current_branch.set(branch)
             with exits_contained():
                 return await coroutine()
 
-        tasks = [asyncio.create_task(run(i, branch)) for i, branch in enumerate(branches, 1)]
+        tasks = [asyncio.create_task(run(*one)) for one in zip(inner, branches, strict=True)]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
+            here.join(inner)
 
     async def _act(self, kind: Literal["reset", "step"], payload: str) -> Observation:
         check_awaited()
@@ -296,9 +299,7 @@ class Episode:
             return
         self._rewards.append(answer.reward)
         if after is not None:
-            recorded = self.turns[after]
-            total = (recorded.turn.reward or 0.0) + answer.reward
-            recorded.turn = recorded.turn.model_copy(update={"reward": total})
+            self.turns[after].add_reward(answer.reward)
 
     async def _ask(self, conversation: Conversation, prompt: Prompt) -> Generation:
         check_awaited()

@@ -8,10 +8,10 @@ whatever order the branches make them.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import fsum
 
 from headrace.schemas import packed
 from headrace.schemas.events import PolicyUse, Sampling, Turn
@@ -24,12 +24,22 @@ class Branch:
     prefix: str = ""
     calls: int = 0
     last_turn: str | None = None
-    """Call path of its newest turn, which gets the reward of the next step."""
+    """Call path of the newest turn before its next request, which gets the reward of a step."""
 
     def next(self) -> str:
         """Returns the call path of its next request."""
         self.calls += 1
         return f"{self.prefix}{self.calls}"
+
+    def split(self, count: int) -> list[Branch]:
+        """Returns the branches of a `gather`, which is its next request."""
+        path = self.next()
+        return [Branch(f"{path}.{i}.", last_turn=self.last_turn) for i in range(1, count + 1)]
+
+    def join(self, branches: Iterable[Branch]) -> None:
+        """Goes on after a `gather`. Its last turn does not depend on which branch ended first."""
+        turns = [one.last_turn for one in branches if one.last_turn is not None]
+        self.last_turn = max(turns, key=_path, default=self.last_turn)
 
 
 current_branch: ContextVar[Branch] = ContextVar("headrace_branch")
@@ -49,6 +59,14 @@ class RecordedTurn:
     sampling: Sampling
     cut: bool = False
     """Whether its answer reached a limit of the recipe or the task, not only the agent's own."""
+    rewards: list[float] = field(default_factory=list)
+    """The rewards that followed it."""
+
+    def add_reward(self, reward: float) -> None:
+        """Adds to the turn's reward."""
+        self.rewards.append(reward)
+        # `fsum` is exact: the sum is the same in whatever order parallel steps are answered.
+        self.turn = self.turn.model_copy(update={"reward": fsum(self.rewards)})
 
 
 def is_cut(recorded: Mapping[str, RecordedTurn]) -> bool:
@@ -79,9 +97,8 @@ def policy_uses(recorded: Mapping[str, RecordedTurn]) -> tuple[PolicyUse, ...]:
     for index, call in enumerate(sorted(recorded, key=_path)):
         turn = recorded[call].turn
         by_role.setdefault((turn.policy, turn.role), []).append((index, recorded[call]))
-    roles = Counter(policy for policy, _ in by_role)
     return tuple(
-        _policy_use(policy, role, turns, several=roles[policy] > 1)
+        _policy_use(policy, role, turns, several=len(by_role) > 1)
         for (policy, role), turns in by_role.items()
     )
 

@@ -85,7 +85,9 @@ def test_an_outcome_says_which_turns_each_role_of_a_policy_had() -> None:
         ("default", "verifier", 4, [1, 3]),
     ]
     apart, _ = play(World(), of_roles(), rewarding(solver=1.0))
-    assert uses(apart) == [("solver", "solver", 4, []), ("verifier", "verifier", 4, [])]
+    assert uses(apart) == [("solver", "solver", 4, [0, 2]), ("verifier", "verifier", 4, [1, 3])]
+    alone, _ = play(World())
+    assert uses(alone) == [("default", "policy", 6, [])]
 
 
 def test_a_pinned_role_is_never_trained() -> None:

@@ -134,6 +134,7 @@ TURNS: list[Case] = [
     (lambda log: use_changed(log, tokens=9), "its turns say"),
     (lambda log: use_changed(log, oldest_version=9), "its turns say"),
     (lambda log: use_changed(log, turn_rewards=pack_f32([0.0, 1.0])), "its outcome says"),
+    (lambda log: use_changed(log, turns=pack_i32([1])), "gives the role policy the turns [1]"),
     (lambda log: log.without(PolicyPublished, version=0), "which was never published"),
 ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import fsum, isclose, isnan, nan
 from statistics import fmean
 
@@ -10,6 +10,7 @@ from headrace.schemas.events import (
     EpisodeEnded,
     GroupClosed,
     GroupSample,
+    PolicyUse,
     TaskEnded,
     TrajectoryRecorded,
 )
@@ -171,16 +172,9 @@ def _expected(
     """Role, sample, and each turn with what followed it."""
     lengths: dict[int, int] = {}
     for outcome in outcomes:
-        own = [use for use in outcome.policies if use.policy == name]
-        lengths[outcome.sample] = sum(len(use.turn_rewards) // 4 for use in own)
-        numbers = sorted(turn for use in own for turn in unpack_i32(use.turns))
-        for use in (use for use in own if use.tokens and use.oldest_version >= 0):
-            role = use.role if use.role in named else ""
-            turns = unpack_i32(use.turns) or range(lengths[outcome.sample])
-            after = [0.0 if isnan(one) else one for one in unpack_f32(use.turn_rewards)]
-            mine = played.setdefault(role, {}).setdefault(outcome.sample, {})
-            for turn, reward in zip(turns, after, strict=True):
-                mine[numbers.index(turn) if numbers else turn] = reward
+        lengths[outcome.sample], parts = _parts(outcome, name, named)
+        for role, part in parts.items():
+            played.setdefault(role, {})[outcome.sample] = part
     found = {outcome.sample: [0.0] * lengths[outcome.sample] for outcome in outcomes}
     single: dict[int, list[Sequence[float]]] = {outcome.sample: [] for outcome in outcomes}
     by_sample = {outcome.sample: outcome for outcome in outcomes}
@@ -191,9 +185,7 @@ def _expected(
             assert whole is not None
             rewards.append(by_sample[sample].rewards.get(role, whole))
         turns_of = [dict(sorted(one.items())) for one in samples.values()]
-        followed = [
-            _whole(list(one.values()), to) for one, to in zip(turns_of, rewards, strict=True)
-        ]
+        followed = [_whole(one.values(), to) for one, to in zip(turns_of, rewards, strict=True)]
         advantages: Sequence[Sequence[float]]
         if isinstance(estimate, TurnAdvantage):
             advantages = estimate(rewards, followed)
@@ -211,8 +203,52 @@ def _expected(
     }
 
 
-def _whole(followed: list[float], reward: float) -> list[float]:
+def _parts(
+    outcome: EpisodeEnded, name: str, named: Collection[str]
+) -> tuple[int, dict[str, dict[int, float]]]:
+    """The number of a policy's turns, and what followed those of each role, NaN if not recorded."""
+    own = [use for use in outcome.policies if use.policy == name]
+    numbers = sorted(turn for use in own for turn in unpack_i32(use.turns))
+    parts: dict[str, dict[int, float]] = {}
+    for use in (use for use in own if use.tokens and use.oldest_version >= 0):
+        role = use.role if use.role in named else ""
+        turns = unpack_i32(use.turns) or range(len(use.turn_rewards) // 4)
+        rewards = _rewards(use) or [nan] * len(turns)
+        parts.setdefault(role, {}).update(zip(turns, rewards, strict=True))
+    if not numbers:
+        return sum(len(use.turn_rewards) // 4 for use in own), parts
+    for role, part in parts.items():
+        own_reward = role and role in outcome.rewards
+        followed = part if own_reward else _until_next(part, outcome)
+        parts[role] = {numbers.index(turn): reward for turn, reward in followed.items()}
+    return len(numbers), parts
+
+
+def _rewards(use: PolicyUse) -> list[float]:
+    return [0.0 if isnan(one) else one for one in unpack_f32(use.turn_rewards)]
+
+
+def _until_next(part: dict[int, float], outcome: EpisodeEnded) -> dict[int, float]:
+    """What followed each turn until the next one, after whichever policy's turn."""
+    if any(map(isnan, part.values())):
+        return part
+    earned = {
+        turn: reward
+        for use in outcome.policies
+        for turn, reward in zip(unpack_i32(use.turns), _rewards(use), strict=False)
+    }
+    found, last = dict.fromkeys(part, 0.0), min(part)
+    for turn in sorted(earned):
+        last = turn if turn in part else last
+        found[last] += earned[turn]
+    return found
+
+
+def _whole(rewards: Iterable[float], reward: float) -> list[float]:
     """The rewards of turns, the last one changed so that their sum is the reward."""
+    followed = list(rewards)
+    if any(map(isnan, followed)):
+        return []
     if followed and not isclose(fsum(followed), reward, rel_tol=1e-6, abs_tol=1e-6):
         followed[-1] += reward - fsum(followed)
     return followed

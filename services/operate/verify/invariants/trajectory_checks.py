@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isnan
+from math import fsum, isnan
 
 from headrace.schemas.events import (
     ActionRequested,
@@ -148,7 +148,8 @@ def _agreement(trajectory: TrajectoryRecorded, outcome: EpisodeEnded, name: str)
         if counted != stated:
             yield f"I5: {name} states {stated}, its turns say {counted}"
         several = sum(policy == use.policy for policy, _ in played) > 1
-        if unpack_i32(use.turns) != ([index for index, _ in numbered] if several else []):
+        # Older records have them only if the policy has several roles.
+        if (several or use.turns) and unpack_i32(use.turns) != [index for index, _ in numbered]:
             yield f"I3: {name} gives the role {use.role} the turns {unpack_i32(use.turns)}"
         earned = [turn.reward for _, turn in numbered]
         rewards = [None if isnan(one) else one for one in unpack_f32(use.turn_rewards)]
@@ -264,23 +265,22 @@ def _whole(facts: Facts, trajectory: TrajectoryRecorded, asked: _Asked, name: st
             yield f"I2: {name}: the answer to call {answer.call} is in no turn"
     earned = _earned(facts, trajectory, asked)
     for turn in trajectory.turns:
-        if turn.reward != earned.get(turn.call):
-            given = earned.get(turn.call)
+        given = fsum(earned[turn.call]) if turn.call in earned else None
+        if turn.reward != given:
             yield f"I6: {name}: call {turn.call} earned {turn.reward}, its environment gave {given}"
 
 
 def _earned(
     facts: Facts, trajectory: TrajectoryRecorded, asked: _Asked
-) -> Mapping[str, float | None]:
+) -> Mapping[str, list[float]]:
     """What the environment gave after each turn: to the newest turn before the action."""
     turns = sorted(int(turn.call) for turn in trajectory.turns)
-    earned: dict[str, float | None] = {}
+    earned: dict[str, list[float]] = defaultdict(list)
     for action in sorted(asked.actions, key=lambda one: one.index):
         if action.kind in ("score", "close", "collect"):
             continue
         observation = facts.get(ObservationRecorded, action.event_id)
         before = [call for call in turns if call < int(action.call)]
         if observation is not None and observation.reward is not None and before:
-            turn = str(before[-1])
-            earned[turn] = (earned.get(turn) or 0.0) + observation.reward
+            earned[str(before[-1])].append(observation.reward)
     return earned
