@@ -7,10 +7,11 @@ episode's reward if there is no such one. If an episode has no reward, no role o
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from math import isclose
 from statistics import fmean
 
-from headrace.schemas.events import EpisodeEnded, TrajectoryRecorded
+from headrace.schemas.events import EpisodeEnded, PolicyUse, TrajectoryRecorded
 
 Rewarded = EpisodeEnded | TrajectoryRecorded
 ROUNDING = 1e-12
@@ -41,22 +42,41 @@ def policy_reward(event: Rewarded, policy: str) -> float | None:
     return fmean(own) if own else event.reward
 
 
-def length_penalty(event: EpisodeEnded, policy: str) -> float:
+def learned_tokens(uses: Iterable[PolicyUse], untrained: Collection[str]) -> Counter[str]:
+    """Returns, for each role, the number of tokens for which an episode may have a penalty.
+
+    They are the tokens that may be trained on. `untrained` are the policies that do not learn.
+    """
+    tokens = Counter[str]()
+    for use in uses:
+        if use.policy not in untrained:
+            tokens[use.role] += use.tokens
+    return tokens
+
+
+def own_penalty(penalty: float, tokens: Counter[str], role: str) -> float:
+    """Returns what a role with a reward of its own pays of the episode's penalty for length.
+
+    It pays for its share of the `learned_tokens`. Otherwise a role could cost another its reward.
+    """
+    return penalty * tokens[role] / max(1, tokens.total())
+
+
+def length_penalty(event: EpisodeEnded, policy: str, untrained: Collection[str] = ()) -> float:
     """Returns what `policy_reward` has lost to `overlong_penalty`, at least 0.
 
-    A role with a reward of its own pays for its own tokens.
+    A role with a reward of its own pays the `own_penalty`, and every other role the episode's.
+    `untrained` are the policies that do not learn.
     """
     penalty = -event.rewards.get(OVERLONG, 0.0)
     if penalty <= 0:
         return 0.0
-    tokens = Counter[str]()
-    for use in event.policies:
-        tokens[use.role] += use.tokens
-    shares = [
-        tokens[role] / max(1, tokens.total()) if role in event.rewards else 1.0
+    tokens = learned_tokens(event.policies, untrained)
+    paid = [
+        own_penalty(penalty, tokens, role) if role in event.rewards else penalty
         for role in _roles(event, policy)
     ]
-    return penalty * (fmean(shares) if shares else 1.0)
+    return fmean(paid) if paid else penalty
 
 
 def _roles(event: Rewarded, policy: str) -> list[str]:

@@ -91,6 +91,7 @@ class _Scorer:
         self._policy = policy
         self._passing = recipe.tasks.passing
         self._penalised = any(agent.overlong_buffer for agent in recipe.agents.values())
+        self._untrained = {name for name, one in recipe.policies.items() if one.training is None}
         self._estimator, _ = use_and_options(settings.advantage)
         self._advantage = load_advantage(settings.advantage)
         self._selector = Selector(policy, settings.select)
@@ -133,7 +134,13 @@ class _Scorer:
         for outcome in ended.outcomes:
             first.setdefault(outcome.sample, outcome)
         for sample, outcome in sorted(first.items()):
-            verdict = count_sample(outcome, self._policy, named, penalised=self._penalised)
+            verdict = count_sample(
+                outcome,
+                self._policy,
+                named,
+                penalised=self._penalised,
+                untrained=self._untrained,
+            )
             if isinstance(verdict, CountedSample):
                 verdict = self._unusable(verdict) or verdict
             if isinstance(verdict, str):
