@@ -15,7 +15,8 @@ If all rewards lie in [0, 1], so does their mean. The interval of avg@k is then 
 never removes the true value. If moreover all items agree, their standard error is 0 and says
 nothing: then avg@k has Wilson's interval, too. If all differences between two runs are equal, items
 that were not played may still differ in any way. Wilson's interval bounds the share of such items,
-and so the mean.
+and so the mean. If rewards lie elsewhere, nothing bounds what other items have: if all items agree,
+or if there is only one, the interval is infinite, which says that it is not known.
 
 A sample is left out if it failed because of anything but the policy, or if it has no reward: it
 says nothing about the policy. But a sample that ended at a limit or at its deadline without a
@@ -96,15 +97,16 @@ def clustered(
 ) -> Estimate:
     """Estimates the mean from the items' means. It is known to lie within `bounds`.
 
-    With a single item the interval is all that the bounds allow.
+    With a single item the interval is all that the bounds allow, and so it is without bounds if all
+    means are equal.
     """
     value, (lowest, highest) = fmean(means), bounds
-    if len(means) < 2:
+    deviation = stdev(means) if len(means) > 1 else 0.0
+    if len(means) < 2 or (deviation == 0 and math.isinf(highest - lowest)):
         return Estimate(value, lowest, highest)
-    deviation = stdev(means)
     if deviation == 0 and bounds == SHARE:
         return wilson(value, len(means))
-    if deviation == 0 and math.isfinite(highest - lowest):
+    if deviation == 0:
         other = wilson(0.0, len(means)).high
         low, high = value - other * (value - lowest), value + other * (highest - value)
         return Estimate(value, low, high)
