@@ -180,7 +180,7 @@ class _Scorer:
             advantages = self._advantages(ended.task, sampled, kept)
             group = self._group(ended, sampled, kept, advantages)
             fields = {
-                "mean": group.mean,
+                "mean": fmean(one.reward for one in sampled),
                 "deviation": group.deviation,
                 "rewarded": len(sampled),
                 "passed": sum(passes(one.unpenalised, self._passing) for one in sampled),
@@ -227,7 +227,7 @@ class _Scorer:
         kept: Sequence[CountedSample],
         advantages: Sequence[Sequence[float]],
     ) -> Group:
-        rewards = [sample.reward for sample in sampled]
+        unpenalised = [sample.unpenalised for sample in sampled]
         return Group(
             task=ended.task,
             policy=self._policy,
@@ -239,8 +239,8 @@ class _Scorer:
                 for sample, one in zip(kept, advantages, strict=True)
             ),
             tokens=tuple(sample.tokens for sample in kept),
-            mean=fmean(rewards),
-            deviation=deviation([sample.unpenalised for sample in sampled]),
+            mean=fmean(unpenalised),
+            deviation=deviation(unpenalised),
             penalised=self._compares_episodes(sampled) and any(one.penalty for one in sampled),
         )
 
