@@ -17,13 +17,21 @@ Rewarded = EpisodeEnded | TrajectoryRecorded
 ROUNDING = 1e-12
 """Rewards whose difference, relative to the largest, is smaller are equal: sums of the same numbers
 in another order may differ by their rounding."""
+SMALLEST_DIFFERENCE = 1e-12
+"""Rewards are also equal if their difference is not larger than this. Parts of about 1 that cancel
+to 0, such as 1 and ten times -0.1, leave about 1e-16, which no relative bound takes for 0."""
 OVERLONG = "overlong"
 """The named reward that is the penalty for length. No role has this name."""
 
 
+def are_equal(reward: float, other: float) -> bool:
+    """Returns whether two rewards are equal, but for rounding."""
+    return isclose(reward, other, rel_tol=ROUNDING, abs_tol=SMALLEST_DIFFERENCE)
+
+
 def passes(reward: float, passing: float) -> bool:
     """Returns whether a reward is at least `passing`, but for rounding."""
-    return reward >= passing or isclose(reward, passing, rel_tol=ROUNDING)
+    return reward >= passing or are_equal(reward, passing)
 
 
 def role_reward(event: Rewarded, role: str) -> float | None:

@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 
 from headrace.schemas.events import EpisodeEnded, TaskEnded
-from headrace.schemas.role_rewards import passes, policy_reward
+from headrace.schemas.role_rewards import are_equal, passes, policy_reward
 
 Z = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""
@@ -98,19 +98,19 @@ def clustered(
     """Estimates the mean from the items' means. It is known to lie within `bounds`.
 
     With a single item the interval is all that the bounds allow, and so it is without bounds if all
-    means are equal.
+    means are equal, but for rounding.
     """
     value, (lowest, highest) = fmean(means), bounds
-    deviation = stdev(means) if len(means) > 1 else 0.0
-    if len(means) < 2 or (deviation == 0 and math.isinf(highest - lowest)):
+    equal = are_equal(min(means), max(means))
+    if len(means) < 2 or (equal and math.isinf(highest - lowest)):
         return Estimate(value, lowest, highest)
-    if deviation == 0 and bounds == SHARE:
+    if equal and bounds == SHARE:
         return wilson(value, len(means))
-    if deviation == 0:
+    if equal:
         other = wilson(0.0, len(means)).high
         low, high = value - other * (value - lowest), value + other * (highest - value)
         return Estimate(value, low, high)
-    error = student_t(len(means) - 1) * deviation / math.sqrt(len(means))
+    error = student_t(len(means) - 1) * stdev(means) / math.sqrt(len(means))
     return Estimate(value, max(lowest, value - error), min(highest, value + error))
 
 

@@ -134,6 +134,21 @@ def test_equal_rewards_beyond_0_and_1_say_nothing_of_other_items(items: int) -> 
     assert str(lost.minus(lost)) == "0.000 [-inf, inf]"
 
 
+def test_differences_that_rounding_alone_makes_unequal_are_no_certainty() -> None:
+    """0.3 - 0.2 is 0.09999999999999998 and 0.1 - 0 is 0.1."""
+    ours = EvaluationResult(rewards={("s", "a"): (0.3,), ("s", "b"): (0.1,)})
+    theirs = EvaluationResult(rewards={("s", "a"): (0.2,), ("s", "b"): (0.0,)})
+    difference = ours.minus(theirs)
+    assert difference is not None
+    assert difference.low < 0 < 0.5 < difference.high
+
+
+def test_a_reward_passes_0_although_its_parts_were_rounded() -> None:
+    passed = EvaluationResult(0.0, rewards={("s", "a"): (1.0 - 0.9 - 0.1,)}).passes(1)
+    assert passed is not None
+    assert passed.value == 1.0
+
+
 def test_the_interval_of_rare_wins_among_losses_is_never_too_narrow() -> None:
     """One win in 20 for 1, else -1: of 16 items, none is won in nearly half of the rounds."""
     chance, rounds = Random(7), 500
