@@ -7,22 +7,31 @@ episode's reward if there is no such one. If an episode has no reward, no role o
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from math import isclose
 from statistics import fmean
 
-from headrace.schemas.events import EpisodeEnded, TrajectoryRecorded
+from headrace.schemas.events import EpisodeEnded, PolicyUse, TrajectoryRecorded
 
 Rewarded = EpisodeEnded | TrajectoryRecorded
 ROUNDING = 1e-12
 """Rewards whose difference, relative to the largest, is smaller are equal: sums of the same numbers
 in another order may differ by their rounding."""
+SMALLEST_DIFFERENCE = 1e-12
+"""Rewards are also equal if their difference is not larger than this. Parts of about 1 that cancel
+to 0, such as 1 and ten times -0.1, leave about 1e-16, which no relative bound takes for 0."""
 OVERLONG = "overlong"
 """The named reward that is the penalty for length. No role has this name."""
 
 
+def are_equal(reward: float, other: float) -> bool:
+    """Returns whether two rewards are equal, but for rounding."""
+    return isclose(reward, other, rel_tol=ROUNDING, abs_tol=SMALLEST_DIFFERENCE)
+
+
 def passes(reward: float, passing: float) -> bool:
     """Returns whether a reward is at least `passing`, but for rounding."""
-    return reward >= passing or isclose(reward, passing, rel_tol=ROUNDING)
+    return reward >= passing or are_equal(reward, passing)
 
 
 def role_reward(event: Rewarded, role: str) -> float | None:
@@ -41,22 +50,41 @@ def policy_reward(event: Rewarded, policy: str) -> float | None:
     return fmean(own) if own else event.reward
 
 
-def length_penalty(event: EpisodeEnded, policy: str) -> float:
+def learned_tokens(uses: Iterable[PolicyUse], untrained: Collection[str]) -> Counter[str]:
+    """Returns, for each role, the number of tokens for which an episode may have a penalty.
+
+    They are the tokens that may be trained on. `untrained` are the policies that do not learn.
+    """
+    tokens = Counter[str]()
+    for use in uses:
+        if use.policy not in untrained:
+            tokens[use.role] += use.tokens
+    return tokens
+
+
+def own_penalty(penalty: float, tokens: Counter[str], role: str) -> float:
+    """Returns what a role with a reward of its own pays of the episode's penalty for length.
+
+    It pays for its share of the `learned_tokens`. Otherwise a role could cost another its reward.
+    """
+    return penalty * tokens[role] / max(1, tokens.total())
+
+
+def length_penalty(event: EpisodeEnded, policy: str, untrained: Collection[str] = ()) -> float:
     """Returns what `policy_reward` has lost to `overlong_penalty`, at least 0.
 
-    A role with a reward of its own pays for its own tokens.
+    A role with a reward of its own pays the `own_penalty`, and every other role the episode's.
+    `untrained` are the policies that do not learn.
     """
     penalty = -event.rewards.get(OVERLONG, 0.0)
     if penalty <= 0:
         return 0.0
-    tokens = Counter[str]()
-    for use in event.policies:
-        tokens[use.role] += use.tokens
-    shares = [
-        tokens[role] / max(1, tokens.total()) if role in event.rewards else 1.0
+    tokens = learned_tokens(event.policies, untrained)
+    paid = [
+        own_penalty(penalty, tokens, role) if role in event.rewards else penalty
         for role in _roles(event, policy)
     ]
-    return penalty * (fmean(shares) if shares else 1.0)
+    return fmean(paid) if paid else penalty
 
 
 def _roles(event: Rewarded, policy: str) -> list[str]:

@@ -14,7 +14,7 @@ from statistics import fmean
 
 from headrace.errors import HeadraceError
 from headrace.schemas.recipe.tables import Settings
-from headrace.schemas.role_rewards import ROUNDING
+from headrace.schemas.role_rewards import are_equal
 
 Advantage = Callable[[Sequence[float]], Sequence[float]]
 
@@ -66,8 +66,7 @@ def dr_grpo(rewards: Sequence[float]) -> list[float]:
     Dr. GRPO (arXiv 2503.20783), section 3.2. All advantages are 0 if the rewards are equal, for
     example in a group of one. The paper's other change, to the loss, is not part of this.
     """
-    lowest, highest = min(rewards), max(rewards)
-    if highest - lowest <= ROUNDING * max(abs(lowest), abs(highest)):
+    if are_equal(min(rewards), max(rewards)):
         return [0.0] * len(rewards)
     mean = fmean(rewards)
     return [reward - mean for reward in rewards]

@@ -112,11 +112,17 @@ def named_rewards(ended: TaskEnded) -> frozenset[str]:
 
 
 def count_sample(
-    outcome: EpisodeEnded, policy: str, named: Collection[str], *, penalised: bool = False
+    outcome: EpisodeEnded,
+    policy: str,
+    named: Collection[str],
+    *,
+    penalised: bool = False,
+    untrained: Collection[str] = (),
 ) -> CountedSample | str:
     """Returns the sample as it counts for the policy, or the reason to exclude it.
 
     `named` are the `named_rewards` of its task. `penalised`: the recipe penalises length.
+    `untrained` are the recipe's policies that do not learn.
     """
     failure = outcome.failure
     if failure is not None and failure.origin == "infrastructure":
@@ -142,7 +148,7 @@ def count_sample(
         sample=outcome.sample,
         trajectory=outcome.trajectory,
         reward=reward,
-        penalty=length_penalty(outcome, policy) if penalised else 0.0,
+        penalty=length_penalty(outcome, policy, untrained) if penalised else 0.0,
         overlong=outcome.masked,
         parts=parts,
         turns=sum(len(use.turns) // ITEM_BYTES for use in uses),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from headrace.errors import HeadraceError
 from headrace.schemas.recipe.tables import Settings
+from headrace.schemas.role_rewards import passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,12 @@ class Group:
     tokens: tuple[int, ...]
     """Trainable tokens of this policy."""
     mean: float
-    """Of the rewards, those of left out samples included."""
+    """Of the rewards without the penalties for length, those of left out samples included."""
     deviation: float
-    """The population's standard deviation of the same rewards, without the penalties for length."""
+    """The population's standard deviation of the same rewards."""
     penalised: bool = False
-    """Whether one of them has such a penalty, and the advantages follow from these rewards alone:
-    not from those of turns, or of several roles."""
+    """Whether a sample has such a penalty, and the advantages follow from one reward of each
+    sample: not from those of turns, or of several roles."""
 
 
 REASON = re.compile("[a-z][a-z0-9_]{0,63}")
@@ -83,7 +84,10 @@ def zero_advantage(group: Group) -> str | None:
 
 class MeanReward(Settings):
     """Drops a group whose mean reward is below `lowest` or above `highest`: the task is too hard or
-    too easy. The reasons are `reward_too_low` and `reward_too_high`."""
+    too easy. The reasons are `reward_too_low` and `reward_too_high`.
+
+    The mean is that of the rewards without their penalties for length (`overlong_penalty`).
+    """
 
     lowest: float | None = None
     """The lowest mean reward of a group that is kept. Absent: no limit."""
@@ -92,8 +96,8 @@ class MeanReward(Settings):
 
     def __call__(self, group: Group) -> str | None:
         """Returns the reason, or None to keep the group."""
-        if self.lowest is not None and group.mean < self.lowest:
+        if self.lowest is not None and not passes(group.mean, self.lowest):
             return "reward_too_low"
-        if self.highest is not None and group.mean > self.highest:
+        if self.highest is not None and not passes(self.highest, group.mean):
             return "reward_too_high"
         return None

@@ -91,6 +91,7 @@ class _Scorer:
         self._policy = policy
         self._passing = recipe.tasks.passing
         self._penalised = any(agent.overlong_buffer for agent in recipe.agents.values())
+        self._untrained = {name for name, one in recipe.policies.items() if one.training is None}
         self._estimator, _ = use_and_options(settings.advantage)
         self._advantage = load_advantage(settings.advantage)
         self._selector = Selector(policy, settings.select)
@@ -133,7 +134,13 @@ class _Scorer:
         for outcome in ended.outcomes:
             first.setdefault(outcome.sample, outcome)
         for sample, outcome in sorted(first.items()):
-            verdict = count_sample(outcome, self._policy, named, penalised=self._penalised)
+            verdict = count_sample(
+                outcome,
+                self._policy,
+                named,
+                penalised=self._penalised,
+                untrained=self._untrained,
+            )
             if isinstance(verdict, CountedSample):
                 verdict = self._unusable(verdict) or verdict
             if isinstance(verdict, str):
@@ -173,7 +180,7 @@ class _Scorer:
             advantages = self._advantages(ended.task, sampled, kept)
             group = self._group(ended, sampled, kept, advantages)
             fields = {
-                "mean": group.mean,
+                "mean": fmean(one.reward for one in sampled),
                 "deviation": group.deviation,
                 "rewarded": len(sampled),
                 "passed": sum(passes(one.unpenalised, self._passing) for one in sampled),
@@ -220,7 +227,7 @@ class _Scorer:
         kept: Sequence[CountedSample],
         advantages: Sequence[Sequence[float]],
     ) -> Group:
-        rewards = [sample.reward for sample in sampled]
+        unpenalised = [sample.unpenalised for sample in sampled]
         return Group(
             task=ended.task,
             policy=self._policy,
@@ -232,8 +239,8 @@ class _Scorer:
                 for sample, one in zip(kept, advantages, strict=True)
             ),
             tokens=tuple(sample.tokens for sample in kept),
-            mean=fmean(rewards),
-            deviation=deviation([sample.unpenalised for sample in sampled]),
+            mean=fmean(unpenalised),
+            deviation=deviation(unpenalised),
             penalised=self._compares_episodes(sampled) and any(one.penalty for one in sampled),
         )
 

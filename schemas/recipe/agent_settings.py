@@ -30,7 +30,7 @@ class Agent(PlugIn):
     cut the last answer of a policy in training. Both hold for all policies of the episode."""
     overlong_buffer: NotNegative = 0
     """Number of tokens, below the task's `max_tokens`, in which a penalty for length rises from 0
-    to `overlong_penalty`. Only tokens of policies in training count. 0: length itself is not
+    to `overlong_penalty`. Only tokens that are trained on count. 0: length itself is not
     penalised."""
     overlong_penalty: float = Field(default=1.0, ge=0)
     """The largest penalty of `overlong_buffer`. It is subtracted from the reward of a training

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, Literal
 
-from headrace.schemas import packed
 from headrace.schemas.events import (
     Ending,
     EpisodeEnded,
@@ -20,7 +18,7 @@ from headrace.schemas.events import (
     TrajectoryRecorded,
 )
 from headrace.schemas.recipe.agent_settings import Agent as AgentSettings
-from headrace.schemas.role_rewards import OVERLONG
+from headrace.schemas.role_rewards import OVERLONG, learned_tokens, own_penalty
 from headrace.services.agent.episode import Agent, Episode
 from headrace.services.agent.requests import following
 from headrace.services.agent.teacher_scores import Teacher
@@ -203,17 +201,11 @@ def earned_reward(
         for call, one in episode.turns.items()
         if one.turn.policy not in setup.untrained and not _is_pinned(submitted, one.turn.role)
     }
-    sampled = sum(packed.count(one.turn.tokens) for one in learning.values())
-    penalty = _length_penalty(submitted, setup.settings, sampled, ending)
+    tokens = learned_tokens(policy_uses(episode.turns), setup.untrained)
+    penalty = _length_penalty(submitted, setup.settings, tokens.total(), ending)
     if reward is not None and penalty:
         reward, parts[OVERLONG] = reward - penalty, -penalty
-        # A role pays for its own tokens. Otherwise it could cost another role its reward.
-        spoken = Counter[str]()
-        for one in learning.values():
-            spoken[one.turn.role] += packed.count(one.turn.tokens)
-        own = {
-            role: value - penalty * spoken[role] / max(1, sampled) for role, value in own.items()
-        }
+        own = {role: value - own_penalty(penalty, tokens, role) for role, value in own.items()}
     cut = ending in UNFINISHED or (ending == "finished" and is_cut(learning))
     parts |= own
     return EarnedReward(reward, parts, masked=cut and setup.settings.overlong == "mask")
@@ -244,19 +236,18 @@ def _is_pinned(submitted: TaskSubmitted, role: str) -> bool:
 
 
 def _length_penalty(
-    submitted: TaskSubmitted, settings: AgentSettings, sampled: int, ending: Ending
+    submitted: TaskSubmitted, settings: AgentSettings, tokens: int, ending: Ending
 ) -> float:
     """Returns what a training episode loses because it is long.
 
     Soft Overlong Punishment, DAPO (arXiv 2503.14476), equation 13, times -`overlong_penalty`: for y
-    tokens that policies in training sampled, a limit of m and a buffer of b tokens it is the
-    penalty times (y - (m - b)) / b, at least 0 and at most 1 times the penalty. An overflow is
-    beyond m.
+    `learned_tokens`, a limit of m and a buffer of b tokens it is the penalty times
+    (y - (m - b)) / b, at least 0 and at most 1 times the penalty. An overflow is beyond m.
     """
     buffer = settings.overlong_buffer
     if not buffer or submitted.purpose != "train":
         return 0.0
-    into = sampled - (submitted.max_tokens - buffer)
+    into = tokens - (submitted.max_tokens - buffer)
     share = 1.0 if ending == "overflow" else min(max(into / buffer, 0.0), 1.0)
     return settings.overlong_penalty * share
 

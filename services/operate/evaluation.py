@@ -15,7 +15,8 @@ If all rewards lie in [0, 1], so does their mean. The interval of avg@k is then 
 never removes the true value. If moreover all items agree, their standard error is 0 and says
 nothing: then avg@k has Wilson's interval, too. If all differences between two runs are equal, items
 that were not played may still differ in any way. Wilson's interval bounds the share of such items,
-and so the mean.
+and so the mean. If rewards lie elsewhere, nothing bounds what other items have: if all items agree,
+or if there is only one, the interval is infinite, which says that it is not known.
 
 A sample is left out if it failed because of anything but the policy, or if it has no reward: it
 says nothing about the policy. But a sample that ended at a limit or at its deadline without a
@@ -32,7 +33,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, stdev
 
 from headrace.schemas.events import EpisodeEnded, TaskEnded
-from headrace.schemas.role_rewards import passes, policy_reward
+from headrace.schemas.role_rewards import are_equal, passes, policy_reward
 
 Z = 1.959963984540054
 """95 % of a normal distribution lie within this many standard deviations."""
@@ -96,19 +97,20 @@ def clustered(
 ) -> Estimate:
     """Estimates the mean from the items' means. It is known to lie within `bounds`.
 
-    With a single item the interval is all that the bounds allow.
+    With a single item the interval is all that the bounds allow, and so it is without bounds if all
+    means are equal, but for rounding.
     """
     value, (lowest, highest) = fmean(means), bounds
-    if len(means) < 2:
+    equal = are_equal(min(means), max(means))
+    if len(means) < 2 or (equal and math.isinf(highest - lowest)):
         return Estimate(value, lowest, highest)
-    deviation = stdev(means)
-    if deviation == 0 and bounds == SHARE:
+    if equal and bounds == SHARE:
         return wilson(value, len(means))
-    if deviation == 0 and math.isfinite(highest - lowest):
+    if equal:
         other = wilson(0.0, len(means)).high
         low, high = value - other * (value - lowest), value + other * (highest - value)
         return Estimate(value, low, high)
-    error = student_t(len(means) - 1) * deviation / math.sqrt(len(means))
+    error = student_t(len(means) - 1) * stdev(means) / math.sqrt(len(means))
     return Estimate(value, max(lowest, value - error), min(highest, value + error))
 
 

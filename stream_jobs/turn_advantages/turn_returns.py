@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import fsum
 
 from pydantic import Field
 
 from headrace.stream_jobs.advantages import GRPO_EPSILON, TurnAdvantage, deviation, dr_grpo
+from headrace.stream_jobs.counted_samples import ROUNDING
 
 
 class TurnReturns(TurnAdvantage):
@@ -25,6 +27,9 @@ class TurnReturns(TurnAdvantage):
     so this compares turns of equal number. Both are the same for the first turn, because every
     sample begins in the same state. A turn that no other sample has gets the first part alone, and
     so does every turn of a sample whose rewards of turns are not in the log.
+
+    The log has rewards of turns as float32. Returns are equal if they differ by at most 1e-6 times
+    the sum of the absolute rewards of a sample's turns, the largest such sum of those compared.
     """
 
     discount: float = Field(default=0.95, ge=0, le=1)
@@ -40,12 +45,16 @@ class TurnReturns(TurnAdvantage):
         """Returns the advantages of each sample's turns."""
         of_episodes = self._compared(rewards)
         returns = [self._returns(one) for one in turn_rewards]
+        sizes = [fsum(map(abs, one)) for one in turn_rewards]
         found = [
             [first] * max(1, len(one)) for first, one in zip(of_episodes, returns, strict=True)
         ]
         for turn in range(max(map(len, returns), default=0)):
             samples = [number for number, one in enumerate(returns) if turn < len(one)]
-            compared = self._compared([returns[number][turn] for number in samples])
+            values = [returns[number][turn] for number in samples]
+            rounding = ROUNDING * max(sizes[number] for number in samples)
+            equal = max(values) - min(values) <= rounding
+            compared = [0.0] * len(values) if equal else self._compared(values)
             for number, value in zip(samples, compared, strict=True):
                 found[number][turn] += self.weight * value
         return found

@@ -59,7 +59,7 @@ def _draw_evaluations(axes: Axes, comparison: Comparison) -> None:
         average = evaluation.average
         labels.append(namespace)
         if average is not None:
-            error = average.high - average.value  # Infinite if there is only one task.
+            error = average.high - average.value  # Infinite if it is not known.
             axes.errorbar(number, average.value, error if isfinite(error) else None, fmt="o")
     axes.set_xticks(range(len(labels)), labels, fontsize="small")
 

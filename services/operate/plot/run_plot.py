@@ -51,7 +51,7 @@ def _draw_line(axes: Axes, points: list[tuple[int, float]], label: str | None = 
 def _draw_evaluations(axes: Axes, curves: RunCurves) -> None:
     versions = sorted(curves.evaluations)
     estimates = [curves.evaluations[version] for version in versions]
-    # An interval may be infinite if there is only one task. Then only the point is drawn.
+    # An interval is infinite if its width is not known. Then only the point is drawn.
     bounds = [
         [one.value - one.low if isfinite(one.low) else 0.0 for one in estimates],
         [one.high - one.value if isfinite(one.high) else 0.0 for one in estimates],

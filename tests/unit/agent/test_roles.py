@@ -8,6 +8,7 @@ import pytest
 
 from headrace.schemas.events import EpisodeEnded, Sampling, TaskSubmitted, TrajectoryRecorded, Use
 from headrace.schemas.packed import unpack_i32
+from headrace.schemas.role_rewards import length_penalty
 from headrace.services.agent.episode import Agent, Episode
 from tests.unit.agent.test_episode_run import World, end, play, task
 
@@ -58,6 +59,30 @@ def test_limits_and_penalties_hold_for_each_roles_reward() -> None:
     assert (long.ending, long.rewards["overlong"]) == ("finished", -1.0)
     assert rewards(long) == {"solver": 0.5, "verifier": -2.5}, "each pays for its own tokens"
     assert long.reward == -1.5
+
+
+@pytest.mark.parametrize("untrained", [(), ("verifier",)])
+@pytest.mark.parametrize("undelivered", [False, True])
+def test_groups_know_what_each_policy_has_paid_for_length(
+    untrained: tuple[str, ...], undelivered: bool
+) -> None:
+    async def agent(episode: Episode) -> None:
+        episode.rewards.update(solver=1.0, verifier=1.0)
+        for role in ("solver", "solver", "solver", "verifier"):
+            await episode.generate("a", role=role)
+        if undelivered:
+            first = next(iter(episode.turns.values()))
+            first.turn = first.turn.model_copy(update={"trainable": False})
+
+    # 8 tokens are sampled. Those of an untrained policy or an undelivered answer do not count.
+    counted = 8 - 2 * len(untrained) - 2 * undelivered
+    length = {"overlong_buffer": 8, "overlong_penalty": 0.9}
+    outcome, _ = play(World(), of_roles(max_tokens=8), agent, untrained=untrained, **length)
+    assert outcome.rewards["overlong"] == pytest.approx(-0.9 * counted / 8)
+    paid = {role: 1.0 - reward for role, reward in rewards(outcome).items()}
+    assert sum(paid.values()) == pytest.approx(0.9 * counted / 8), "together they pay all of it"
+    for policy in {"solver", "verifier"} - set(untrained):
+        assert length_penalty(outcome, policy, untrained) == pytest.approx(paid[policy])
 
 
 def test_a_failed_episode_gives_no_role_a_reward() -> None:

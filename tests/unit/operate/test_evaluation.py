@@ -123,8 +123,42 @@ def test_rewards_beyond_1_have_an_interval_without_bounds() -> None:
     one = evaluation.average
     assert one is not None
     assert (one.low, one.high) == pytest.approx((-11.706, 13.706), 1e-3)
-    equal = EvaluationResult(rewards={("s", "a"): (2.0,), ("s", "b"): (2.0,)})
-    assert str(equal.average) == "2.000 [2.000, 2.000]"
+
+
+@pytest.mark.parametrize("items", [1, 2, 8])
+def test_equal_rewards_beyond_0_and_1_say_nothing_of_other_items(items: int) -> None:
+    lost = EvaluationResult(rewards={("s", str(n)): (-1.0, -1.0) for n in range(items)})
+    assert lost.average is not None
+    assert str(lost.average) == "-1.000 [-inf, inf]"
+    assert lost.average.to_tree() == {"value": -1.0, "low": None, "high": None}
+    assert str(lost.minus(lost)) == "0.000 [-inf, inf]"
+
+
+def test_differences_that_rounding_alone_makes_unequal_are_no_certainty() -> None:
+    """0.3 - 0.2 is 0.09999999999999998 and 0.1 - 0 is 0.1."""
+    ours = EvaluationResult(rewards={("s", "a"): (0.3,), ("s", "b"): (0.1,)})
+    theirs = EvaluationResult(rewards={("s", "a"): (0.2,), ("s", "b"): (0.0,)})
+    difference = ours.minus(theirs)
+    assert difference is not None
+    assert difference.low < 0 < 0.5 < difference.high
+
+
+def test_a_reward_passes_0_although_its_parts_were_rounded() -> None:
+    passed = EvaluationResult(0.0, rewards={("s", "a"): (1.0 - 0.9 - 0.1,)}).passes(1)
+    assert passed is not None
+    assert passed.value == 1.0
+
+
+def test_the_interval_of_rare_wins_among_losses_is_never_too_narrow() -> None:
+    """One win in 20 for 1, else -1: of 16 items, none is won in nearly half of the rounds."""
+    chance, rounds = Random(7), 500
+    held = 0
+    for _ in range(rounds):
+        drawn = [1.0 if chance.random() < 0.05 else -1.0 for _ in range(16)]
+        one = EvaluationResult(rewards={("s", str(n)): (r,) for n, r in enumerate(drawn)}).average
+        assert one is not None
+        held += one.low <= -0.9 <= one.high
+    assert held >= 0.95 * rounds
 
 
 def test_a_difference_of_shares_lies_between_minus_1_and_1() -> None:

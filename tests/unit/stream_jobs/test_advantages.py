@@ -32,7 +32,16 @@ def test_rloo_compares_with_the_mean_of_the_others(rewards: list[float]) -> None
 
 
 @pytest.mark.parametrize("estimate", ESTIMATORS)
-@pytest.mark.parametrize("rewards", [[1.0], [0.1, 0.1, 0.1], [0.3] * 7, [0.1 + 0.2, 0.3]])
+@pytest.mark.parametrize(
+    "rewards",
+    [
+        [1.0],
+        [0.1, 0.1, 0.1],
+        [0.3] * 7,
+        [0.1 + 0.2, 0.3],
+        [0.0, math.fsum([1.0] + [-0.1] * 10), 0.1 + 0.2 - 0.3],
+    ],
+)
 def test_equal_rewards_give_exactly_nothing(
     estimate: Callable[[Sequence[float]], list[float]], rewards: list[float]
 ) -> None:

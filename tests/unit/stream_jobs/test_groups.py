@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from headrace.stream_jobs.groups import GroupAssembler
 
 RECORDED_MS = 1_700_000_000_123
 HERE = "tests.unit.stream_jobs.test_groups"
+ZERO_ADVANTAGE = {"filters": ["zero_advantage"]}
 INFRASTRUCTURE = Failure(origin="infrastructure", code="sandbox_lost", retryable=True)
 
 
@@ -102,12 +103,13 @@ def test_a_sample_that_does_not_count_is_excluded_with_its_reason(
     assert closed.mean == 0.75
 
 
-def long_answers(*rewards: float, penalty: float, **recipe: Any) -> GroupClosed:
+def long_answers(
+    *rewards: float, penalty: float, groups: Mapping[str, Any] = ZERO_ADVANTAGE, **recipe: Any
+) -> GroupClosed:
     """Closes a group whose first answer is so long that it has a penalty."""
     keys = {"name": "r", "tasks": {"passing": 0.9}, "agents": {"default": {"overlong_buffer": 64}}}
-    groups = {"groups": {"filters": ["zero_advantage"]}}
     made = Recipe.model_validate(
-        keys | {"policies": {"default": {"model": "tiny-llama", **groups}}} | recipe
+        keys | {"policies": {"default": {"model": "tiny-llama", "groups": groups}}} | recipe
     )
     outcomes = [an_outcome(sample, reward) for sample, reward in enumerate(rewards)]
     outcomes[0] = an_outcome(0, rewards[0] - penalty, rewards={"overlong": -penalty})
@@ -125,6 +127,23 @@ def test_a_penalty_for_length_does_not_make_equal_answers_differ() -> None:
     assert (closed.verdict, closed.passed, closed.deviation) == ("scored", 1, 0.5)
     first, second = (unpack_f32(one.advantages)[0] for one in closed.samples)
     assert first > 0 > second
+
+
+@pytest.mark.parametrize(
+    ("reward", "limits", "reason"),
+    [
+        (1.0, {"highest": 0.95}, "reward_too_high"),
+        (0.05, {"lowest": 0.04}, ""),
+        (0.3, {"lowest": 0.3, "highest": 0.3}, ""),
+    ],
+)
+def test_a_penalty_for_length_does_not_change_what_mean_reward_drops(
+    reward: float, limits: dict[str, float], reason: str
+) -> None:
+    rewards, filters = [reward] * 3, [{"use": "mean_reward", **limits}]
+    closed = long_answers(*rewards, penalty=0.7, groups={"filters": filters})
+    assert closed.reason == reason
+    assert closed.mean == pytest.approx(reward - 0.7 / 3)
 
 
 def test_only_a_recipe_that_penalises_length_has_its_penalty() -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.schemas.events import EpisodeEnded, GroupClosed, PolicyUse
 from headrace.schemas.packed import pack_f32, pack_i32, unpack_f32
@@ -176,3 +178,36 @@ def test_a_role_with_a_reward_of_its_own_pays_for_its_own_tokens() -> None:
     assert length_penalty(outcome, "b") == 0.5
     plain = outcome.model_copy(update={"rewards": {"overlong": 0.5}})
     assert length_penalty(plain, "a") == 0, "a reward of this name is no penalty"
+
+
+def test_tokens_of_a_policy_that_does_not_learn_cost_nobody_a_reward() -> None:
+    recipe = Recipe.model_validate(
+        {
+            "name": "r",
+            "tasks": {"roles": {"solver": "solver", "verifier": "verifier"}, "passing": 1.0},
+            "agents": {"default": {"overlong_buffer": 64}},
+            "policies": {
+                "solver": {"model": "tiny", "groups": {"filters": ["zero_advantage"]}},
+                "verifier": {"model": "tiny", "training": False},
+            },
+        }
+    )
+    outcomes = [of_two(sample, {"solver": 1.0}) for sample in range(3)]
+    outcomes[0] = of_two(0, {"solver": 0.6, "overlong": -0.4})
+    (closed,) = GroupAssembler(recipe).on_task(a_task(outcomes), RECORDED_MS)
+    assert (closed.reason, closed.passed, closed.deviation) == ("zero_advantage", 3, 0)
+
+
+@given(st.floats(0.01, 2), st.integers(1, 30_000), st.integers(0, 30_000))
+def test_a_reward_of_0_that_has_paid_is_exactly_0_without_the_penalty(
+    penalty: float, solver: int, verifier: int
+) -> None:
+    uses = (
+        a_use("solver", "solver", tokens=solver),
+        a_use("verifier", "verifier", tokens=verifier),
+    )
+    rewards = {"solver": -(penalty * solver / (solver + verifier)), "overlong": -penalty}
+    outcome = an_outcome(0, -penalty, rewards=rewards, policies=uses)
+    paid = policy_reward(outcome, "solver")
+    assert paid is not None
+    assert paid + length_penalty(outcome, "solver") == 0
