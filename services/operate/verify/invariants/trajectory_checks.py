@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import fsum, isnan
+from math import fsum, isclose, isnan
 
 from headrace.schemas.events import (
     ActionRequested,
@@ -266,8 +266,13 @@ def _whole(facts: Facts, trajectory: TrajectoryRecorded, asked: _Asked, name: st
     earned = _earned(facts, trajectory, asked)
     for turn in trajectory.turns:
         given = fsum(earned[turn.call]) if turn.call in earned else None
-        if turn.reward != given:
+        if turn.reward != given and not _is_near(turn.reward, given):
             yield f"I6: {name}: call {turn.call} earned {turn.reward}, its environment gave {given}"
+
+
+def _is_near(reward: float | None, given: float | None) -> bool:
+    """Whether rewards are equal but for the order of their sum, which older records had."""
+    return reward is not None and given is not None and isclose(reward, given, rel_tol=1e-9)
 
 
 def _earned(

@@ -108,7 +108,7 @@ def test_all_attempts_of_a_worker_share_the_engine_s_turns(
 def test_a_worker_removes_containers_that_killed_workers_never_started(tmp_path: Path) -> None:
     def listed(name: str, left_s: float) -> dict[str, Any]:
         labels = {"headrace.deadline": f"{now() + left_s:.0f}", "headrace.agent": "command"}
-        return {"Id": name, "Labels": labels}
+        return {"Id": name, "Names": [f"/{name}"], "Labels": labels}
 
     async def main() -> None:
         there = [listed("old", -120.0), listed("new", 60.0), listed("just-ended", -5.0)]
