@@ -105,7 +105,7 @@ class _Trial:
             items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
             found = next(items, None)
             if found is None:
-                self.say(f"the data set {tasks.use!r} is empty: the run ends at once")
+                self.say(f"warning: the data set {tasks.use!r} has no item: a run ends at once")
             elif not isinstance(found[2], Item):
                 kind = type(found[2]).__name__
                 raise UsageError(f"it yielded a {kind}, not an Item: `from headrace import Item`")

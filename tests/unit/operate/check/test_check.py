@@ -331,6 +331,12 @@ def test_a_part_that_crashes_the_check_is_an_error(
     assert "error: SIGKILL ended the check" in capsys.readouterr().err
 
 
+def test_a_data_set_without_an_item_is_noted() -> None:
+    assert "warning: the data set 'count' has no item: a run ends at once" in tried(
+        tasks__options={"items": 0}
+    )
+
+
 def test_an_environment_without_aclose_makes_one_error(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UsageError):
         tried(environments__default__use=":NoClose")
