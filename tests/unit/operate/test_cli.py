@@ -15,8 +15,10 @@ import click
 import pytest
 
 from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.schemas.topics import RETENTION_MS, Kept
 from headrace.services.namespace.cluster_config import RECIPES, ClusterConfig
 from headrace.services.operate import cli
+from headrace.services.operate.topics import command as topics_command
 
 COMMANDS = (
     "new", "run", "check", "plan", "try", "end", "serve", "up", "down", "apply", "submit", "cancel",
@@ -175,6 +177,20 @@ def test_tasks_that_are_not_utf_8_are_a_usage_error(
     (tmp_path / "tasks").write_bytes(b"\xff\xfe")
     assert run("submit", str(tmp_path / "tasks")) == 2
     assert "is not UTF-8 text" in capsys.readouterr().err
+
+
+def test_input_that_is_not_utf_8_is_a_usage_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", "try", "quickstart"],
+        input=b"\xff\n", capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert b"error: the input is not UTF-8 text" in done.stderr
+
+
+@pytest.mark.parametrize(("kept", "spelt"), [("hour", "1 h"), ("days", "7 days")])
+def test_retention_is_spelt(kept: Kept, spelt: str) -> None:
+    assert topics_command._spell(RETENTION_MS[kept]) == spelt
 
 
 def test_down_without_a_stack_is_done(tmp_path: Path) -> None:
