@@ -39,7 +39,7 @@ def load_recipe(
     if path.suffix != ".toml":
         path = shipped / f"{name_or_path}.toml"
     try:
-        tree = tomllib.loads(path.read_text())
+        tree = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         names = ", ".join(sorted(file.stem for file in shipped.glob("*.toml")))
         raise RecipeError(
@@ -51,12 +51,15 @@ def load_recipe(
         raise RecipeError(f"{path} can't be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise RecipeError(f"{path} is not TOML: {error}") from error
+    sources = {}
     for key, value in sorted((environment or {}).items()):
         if key.startswith(ENVIRONMENT_PREFIX):
             keys = key.removeprefix(ENVIRONMENT_PREFIX).lower().split("__")
             _override(tree, keys, value, source=key)
+            sources[".".join(keys)] = key
     _override_all(tree, settings)
-    return parse_recipe(tree, str(path))
+    sources |= {setting.partition("=")[0]: "--set" for setting in settings}
+    return parse_recipe(tree, str(path), sources)
 
 
 def change_recipe(recipe: Recipe, settings: Sequence[str]) -> Recipe:
@@ -76,15 +79,32 @@ def _override_all(tree: dict[str, Any], settings: Sequence[str]) -> None:
         _override(tree, name.split("."), value, source=f"--set {name}")
 
 
-def parse_recipe(tree: Mapping[str, Any], origin: str) -> Recipe:
+def parse_recipe(
+    tree: Mapping[str, Any], origin: str, sources: Mapping[str, str] | None = None
+) -> Recipe:
     """Checks the tables of a recipe. Raises RecipeError, which names each wrong key.
 
-    `origin` says where the recipe comes from; error messages begin with it.
+    `origin` says where the recipe comes from; error messages begin with it. `sources` says it of
+    keys that come from elsewhere.
     """
     try:
         return Recipe.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(f"{origin}: {'; '.join(problems_of(error, 'the recipe'))}") from error
+        found: dict[str, list[str]] = {}
+        for problem in problems_of(error, "the recipe"):
+            found.setdefault(_source(problem, sources or {}) or origin, []).append(problem)
+        texts = (f"{source}: {'; '.join(problems)}" for source, problems in found.items())
+        raise RecipeError("; ".join(texts)) from error
+
+
+def _source(problem: str, sources: Mapping[str, str]) -> str | None:
+    """Returns from where the key of a problem, or of a table in a problem's key, was overridden."""
+    wrong = problem.partition(": ")[0]
+    for key, source in sources.items():
+        unknown = problem.endswith(": no such key") and f"{key}.".startswith(f"{wrong}.")
+        if unknown or f"{wrong}.".startswith(f"{key}."):
+            return source
+    return None
 
 
 def _override(tree: dict[str, Any], keys: list[str], text: str, *, source: str) -> None:

@@ -1,19 +1,40 @@
 """Creates private files, hashes files, reads the end of logs, and makes a folder's entries durable.
 
-All of it blocks.
+All of it blocks. `describe_failure` says what to do if the file system refuses.
 """
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
 from pathlib import Path
 
+from headrace.errors import DependencyError, HeadraceError, UsageError
+
 LOG_LINES = 20
 """Lines of a log that an error message shows."""
 TAIL_BYTES = 16_384
 """Bytes at the end of a log in which its last lines are looked for."""
+
+DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+"""The numbers of errors that mean: this user may not do that."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The numbers of errors that mean: the disk or this user's part of it is full."""
+
+
+def describe_failure(what: str, error: OSError) -> HeadraceError:
+    """Returns an error that begins with `what`, and says what to do if the file system refuses.
+
+    It is a UsageError if this user has no permission: a restart does not help.
+    """
+    if error.errno in DENIED:
+        return UsageError(
+            f"{what}. This user may not write there: change the owner or the permissions of the "
+            "folder, or name another one"
+        )
+    return DependencyError(f"{what}. Free some space, or repair the disk")
 
 
 def private_folder(path: Path) -> None:

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from headrace.errors import BlobError, DamagedBlob, DependencyError
 from headrace.schemas.events import Blob
-from headrace.services.base.files import file_digest, sync_path
+from headrace.services.base.files import describe_failure, file_digest, sync_path
 from headrace.services.models.blob_owners import BlobOwners, SmallFiles, StoredBlob
 
 COPIED_BYTES = 1 << 20
@@ -239,10 +239,8 @@ def absent(blob: Blob, store: object) -> BlobError:
 
 @contextmanager
 def disk_errors(action: str) -> Iterator[None]:
-    """Raises DependencyError if the file system fails at `action`, for example a full disk."""
+    """Raises the error of `describe_failure` if the file system fails at `action`."""
     try:
         yield
     except OSError as error:
-        raise DependencyError(
-            f"can't {action}: {error}. Free some space, or repair the disk"
-        ) from error
+        raise describe_failure(f"can't {action}: {error}", error) from error

@@ -6,6 +6,7 @@ once. Each command imports what it needs when it runs. Data goes to stdout, all 
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -13,7 +14,7 @@ import sys
 
 import click
 
-from headrace.errors import HeadraceError, Interrupted
+from headrace.errors import HeadraceError, Interrupted, UsageError
 from headrace.services.base.redactor import redact_output
 from headrace.services.operate.acls.command import acls
 from headrace.services.operate.apply.command import apply
@@ -152,7 +153,7 @@ def run_command(group: click.Group, name: str, arguments: list[str]) -> int:
         return 130
     except BrokenPipeError:
         # The reader of stdout has seen enough, as in `headrace tail results | head`.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()
         return 0
     except Interrupted as interrupted:  # The user wanted it, so it is not an error.
         echo(str(interrupted), err=True)
@@ -162,3 +163,29 @@ def run_command(group: click.Group, name: str, arguments: list[str]) -> int:
             raise
         echo(f"error: {error}", err=True)
         return error.exit_code
+    except OSError as error:
+        failure = None if debug else _failure(error)
+        if failure is None:
+            raise
+        echo(f"error: {failure}", err=True)
+        return failure.exit_code
+
+
+def _failure(error: OSError) -> HeadraceError | None:
+    """Returns what the file system refuses this user. None for an error that may be a bug."""
+    from headrace.services.base.files import DENIED, FULL, describe_failure
+
+    if error.errno in FULL and error.filename is None:  # a file that was open already
+        _drop_stdout()
+        return describe_failure(f"can't write the output or a file: {error.strerror}", error)
+    if error.filename is None:
+        return None
+    what = f"can't use {error.filename}: {error.strerror}"
+    if error.errno in (errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG):
+        return UsageError(f"{what}. Name another path")
+    return describe_failure(what, error) if error.errno in (*DENIED, *FULL) else None
+
+
+def _drop_stdout() -> None:
+    """Drops what is left in the buffer of stdout, which can't be written at the exit either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,7 +17,11 @@ from headrace.services.processes.signals import send_signal
 
 END_S = 5.0
 """Seconds that the guard has to kill everything. It usually takes milliseconds."""
+NEVER_ANSWERED = "server_ended"
+"""The code of the error of a recipe's command that ended before it answered."""
 CHUNK_BYTES = 1 << 16
+KEPT_BYTES = 2000
+"""The end of a child's stderr that an error may show."""
 
 
 class LineTooLong(Exception):
@@ -63,6 +67,8 @@ class ChildProcess:
         self._lifeline = lifeline
         self._copying: asyncio.Task[None] | None = None
         """Copies its stderr to ours."""
+        self._stderr_end = bytearray()
+        """The last bytes that were copied."""
 
     @classmethod
     async def start(
@@ -100,7 +106,9 @@ class ChildProcess:
             if copied is not None:
                 os.close(stderr)
         if copied is not None:
-            child._copying = asyncio.create_task(_copy_lines(copied), name="a child's stderr")
+            child._copying = asyncio.create_task(
+                _copy_lines(copied, child._stderr_end), name="a child's stderr"
+            )
         return child
 
     @classmethod
@@ -183,6 +191,12 @@ class ChildProcess:
             return signal.Signals(code - 128).name
         return f"exit code {code}"
 
+    async def last_words(self) -> str:
+        """Returns the end of what it has written to our stderr, once it has ended."""
+        if self._copying is not None:
+            await asyncio.wait({self._copying}, timeout=END_S)
+        return REDACTOR.text(self._stderr_end.decode(errors="replace")).strip()
+
     async def ends_within(self, seconds: float) -> bool:
         """Returns whether it ends in time. Reads and drops what it writes."""
         with suppress(TimeoutError):
@@ -205,10 +219,10 @@ class ChildProcess:
             self._copying.cancel()
 
 
-async def _copy_lines(descriptor: int) -> None:
+async def _copy_lines(descriptor: int, kept: bytearray) -> None:
     """Copies whole lines from a pipe to stderr, until its end. Removes secrets from them.
 
-    A line that is longer than CHUNK_BYTES is copied in parts.
+    A line that is longer than CHUNK_BYTES is copied in parts. `kept` gets the last KEPT_BYTES.
     """
     lines = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -217,6 +231,8 @@ async def _copy_lines(descriptor: int) -> None:
     rest = b""
     try:
         while chunk := await lines.read(CHUNK_BYTES):
+            kept += chunk
+            del kept[:-KEPT_BYTES]
             whole, end, rest = (rest + chunk).rpartition(b"\n")
             if len(rest) > CHUNK_BYTES:
                 whole, rest = whole + end + rest, b""

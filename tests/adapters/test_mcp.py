@@ -22,6 +22,7 @@ from headrace.errors import EnvironmentFailed, InfrastructureError, UsageError
 from headrace.infra.local.detached import free_port
 from headrace.services.base.types import Observation
 from headrace.services.env.mcp.mcp_environment import McpEnvironment
+from headrace.services.operate import cli
 from tests.adapters.stage import Stage, recipe, view
 
 HERE = Path(__file__).parent
@@ -222,7 +223,11 @@ def test_through_the_worker_and_anew_after_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "code"),
-    [("garbage", "server_silent"), ("flood", "server_gone"), ("exit", "server_gone")],
+    [
+        ("garbage", "server_silent"),
+        ("flood", "server_gone"),
+        ("exit", "server_ended: .*code 3"),
+    ],
 )
 def test_what_is_no_server_is_infrastructures(kind: str, code: str) -> None:
     others = set(psutil.Process().children())
@@ -348,6 +353,18 @@ def _has_ended(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def test_a_command_that_ends_at_its_start_is_an_error_of_the_recipe(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = json.dumps(["sh", "-c", "echo no data here >&2; exit 3"])
+    settings = ["--set=environments.default.use=mcp", "--set=environments.default.options={}"]
+    settings.append(f"--set=environments.default.options.command={command}")
+    assert cli._run(["check", "--here", "--offline", "null", *settings]) == 2
+    said = capsys.readouterr().err
+    assert "ended before it answered (exit code 3)" in said
+    assert said.rstrip().endswith("The end of what it wrote to stderr:\nno data here")
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ class McpEnvironment(AskingAgain):
             if not command or shutil.which(command[0]) is None:
                 raise UsageError(f"command {list(command)}: no such program on this machine")
             variables = {**allowed_environment(inherit), **(environment or {})}
-            self._connect = partial(by_command, command, variables, most)
+            self._connect = partial(by_command, command, variables, most, self._refusals)
         elif url is not None and command is None:
             if not url.startswith(("http://", "https://")):
                 example = "http://127.0.0.1:8000/mcp"

@@ -15,7 +15,7 @@ from mcp.types import JSONRPCError, jsonrpc_message_adapter
 
 from headrace.errors import InfrastructureError
 from headrace.services.env.http_environment import refusal
-from headrace.services.processes.child_process import ChildProcess, LineTooLong
+from headrace.services.processes.child_process import NEVER_ANSWERED, ChildProcess, LineTooLong
 
 EXIT_S = 0.5
 """Seconds that a server has to end after its input has ended."""
@@ -24,7 +24,7 @@ SESSION = "mcp-session-id"
 
 
 class Refusals:
-    """What an HTTP server answered instead of a message: the library hides its status and text."""
+    """Why a server gave no message, which the library hides: an HTTP status, or how it ended."""
 
     def __init__(self) -> None:
         self.last: Exception | None = None
@@ -47,7 +47,7 @@ class Refusals:
 
 @asynccontextmanager
 async def by_command(
-    command: Sequence[str], environment: Mapping[str, str], most: int
+    command: Sequence[str], environment: Mapping[str, str], most: int, refusals: Refusals
 ) -> AsyncIterator[Any]:
     """Start a server as a child process. Messages are lines on its input and output.
 
@@ -56,7 +56,7 @@ async def by_command(
     """
     async with aclosing(await ChildProcess.start(command, environment, limit=most)) as server:
         try:
-            async with _piped(server) as streams:
+            async with _piped(server, refusals) as streams:
                 yield streams
         finally:
             server.stdin.close()
@@ -94,12 +94,12 @@ async def by_url(
 
 
 @asynccontextmanager
-async def _piped(server: ChildProcess) -> AsyncIterator[Any]:
+async def _piped(server: ChildProcess, refusals: Refusals) -> AsyncIterator[Any]:
     """Carry messages between a process's pipes and the streams that the library takes."""
     received, to_library = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     from_library, to_send = anyio.create_memory_object_stream[SessionMessage](0)
     tasks = [
-        asyncio.create_task(_receive(server, received)),
+        asyncio.create_task(_receive(server, received, refusals)),
         asyncio.create_task(_send(server, to_send)),
     ]
     try:
@@ -112,12 +112,26 @@ async def _piped(server: ChildProcess) -> AsyncIterator[Any]:
             stream.close()
 
 
-async def _receive(server: ChildProcess, received: Any) -> None:
+async def _receive(server: ChildProcess, received: Any, refusals: Refusals) -> None:
     """Pass on each line. The stream ends if the server is gone or a line is too long."""
+    answered = False
     with suppress(anyio.BrokenResourceError, LineTooLong):
         async with received:
             while (line := await server.receive()) is not None:
+                answered = True
                 await received.send(_message(line))
+            if not answered:
+                refusals.last = await _stillborn(server)
+
+
+async def _stillborn(server: ChildProcess) -> InfrastructureError:
+    end = await server.describe_end()
+    said = await server.last_words() or "(nothing)"
+    return InfrastructureError(
+        NEVER_ANSWERED,
+        f"the server can't be used: its command ended before it answered ({end}). Run the command "
+        f"by itself. The end of what it wrote to stderr:\n{said}",
+    )
 
 
 def _message(line: bytes) -> SessionMessage | Exception:

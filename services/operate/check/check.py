@@ -41,7 +41,9 @@ from headrace.services.inference.service import prepare
 from headrace.services.inference.tokenizer import Tokenizer
 from headrace.services.models.weights import model_folder
 from headrace.services.operate.check.checking import TRYING
+from headrace.services.operate.check.host_contact import drop
 from headrace.services.operate.serve.loop_watch import LoopWatch
+from headrace.services.processes.child_process import NEVER_ANSWERED
 from headrace.services.tasks.curation.check_curator import check_contract
 from headrace.services.tasks.curation.curators import load_curator
 from headrace.services.tasks.data_sets import items_by_epoch, items_of
@@ -103,7 +105,7 @@ class _Trial:
             items = items_by_epoch(tasks.use, tasks.options, tasks.epochs)
             found = next(items, None)
             if found is None:
-                self.say(f"the data set {tasks.use!r} is empty: the run ends at once")
+                self.say(f"warning: the data set {tasks.use!r} has no item: a run ends at once")
             elif not isinstance(found[2], Item):
                 kind = type(found[2]).__name__
                 raise UsageError(f"it yielded a {kind}, not an Item: `from headrace import Item`")
@@ -133,7 +135,7 @@ class _Trial:
 
     def environment_setups(self) -> Mapping[str, Setup]:
         with self._trying("environments"):
-            return load_environments(self.recipe, "check", Instances(_drop, "check"))
+            return load_environments(self.recipe, "check", Instances(drop, "check"))
         return {}  # their code can't be imported here
 
     async def environments(self, setups: Mapping[str, Setup], item: Item | None) -> None:
@@ -260,6 +262,8 @@ class _Trial:
         try:
             yield
         except (InfrastructureError, DependencyError) as error:
+            if isinstance(error, InfrastructureError) and error.code == NEVER_ANSWERED:
+                raise UsageError(f"{part}: {error.message}") from error
             reason = str(error)
             again = reason in self.reasons
             self.reasons.add(reason)
@@ -283,10 +287,6 @@ def describe(error: BaseException) -> str:
         frames.clear()
     where = f" ({frames[-1].filename}:{frames[-1].lineno}, in {frames[-1].name})" if frames else ""
     return f"{type(error).__name__}: {error}{where}"
-
-
-async def _drop(event: object) -> None:
-    """Drops an event: a check reports nothing."""
 
 
 def _require_async(function: Any, what: str, form: str) -> None:

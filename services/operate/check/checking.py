@@ -6,11 +6,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-from headrace.errors import UsageError
+from headrace.errors import HeadraceError, UsageError
 from headrace.services.operate.processes import (
     ENDED_UNSEEN,
     NEVER_BORN,
@@ -18,6 +20,7 @@ from headrace.services.operate.processes import (
     headrace_command,
     spawn,
 )
+from headrace.services.processes import guard
 
 Start = Callable[[Sequence[str], int, int], Awaitable[Process]]
 """Starts a process from its command line, the reading end of its pipe, and where it writes."""
@@ -33,6 +36,34 @@ LONG_S = 1800.0
 DATA_SETS = ("tasks.use", "warm_start.use", "evaluation.use")
 MESSAGE_CHARACTERS = 4_000
 """Most characters of the check's messages that are kept, from the end."""
+
+
+def check_apart(arguments: Sequence[str]) -> int:
+    """Runs `headrace check --here` in a child with these streams. Returns its exit code.
+
+    So Ctrl-C ends it at once with all that it started, whatever a part of the recipe does. Raises
+    HeadraceError if a signal ends it.
+    """
+    ours, lifeline = os.pipe()
+    command = headrace_command(*arguments)
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, str(ours), "", *command],
+            pass_fds=(ours,), start_new_session=True,
+        )  # fmt: skip
+    finally:
+        os.close(ours)
+    try:
+        code = child.wait()
+    finally:
+        os.close(lifeline)
+        child.wait()
+    if code > 128:
+        raise HeadraceError(
+            f"{signal.Signals(code - 128).name} ended the check. The part that it named last may "
+            "be why: try it by itself"
+        )
+    return code
 
 
 async def check_in_child(recipe: Path, start: Start, say: Callable[[str], None]) -> None:

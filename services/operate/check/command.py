@@ -14,7 +14,16 @@ from headrace.services.operate.options import echo, set_option
     "--offline", is_flag=True, help="Do not contact the Docker engines and clusters of containers."
 )
 @click.option("--parent-fd", type=int, hidden=True, help="The pipe of `headrace run`.")
-def check(recipe: str, settings: tuple[str, ...], offline: bool, parent_fd: int | None) -> None:
+@click.option("--here", is_flag=True, hidden=True, help="Check in this process.")
+@click.pass_context
+def check(
+    context: click.Context,
+    recipe: str,
+    settings: tuple[str, ...],
+    offline: bool,
+    parent_fd: int | None,
+    here: bool,
+) -> None:
     """Try the parts of a RECIPE, without Kafka and without a model's answers.
 
     This imports everything that the recipe names, and uses it once: it reads the first item of each
@@ -33,13 +42,19 @@ def check(recipe: str, settings: tuple[str, ...], offline: bool, parent_fd: int 
     """
     import asyncio
 
-    from headrace.services.namespace.cluster_config import read_recipe
-    from headrace.services.operate.check.check import try_recipe
-    from headrace.services.operate.check.checking import end_with_parent
-    from headrace.services.operate.check.host_contact import require_hosts
+    from headrace.services.operate.check.checking import check_apart, end_with_parent
 
     if parent_fd is not None:
         end_with_parent(parent_fd)
+    elif not here:
+        flags = [f"--set={one}" for one in settings] + ["--offline"] * offline
+        debug = ["--debug"] if context.obj else []
+        context.exit(check_apart([*debug, "check", "--here", *flags, "--", recipe]))
+
+    from headrace.services.namespace.cluster_config import read_recipe
+    from headrace.services.operate.check.check import try_recipe
+    from headrace.services.operate.check.host_contact import require_hosts
+
     resolved = read_recipe(recipe, settings)
     asyncio.run(try_recipe(resolved, echo))
     if not offline:

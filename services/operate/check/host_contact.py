@@ -26,7 +26,7 @@ async def require_hosts(recipe: Recipe, say: Callable[[str], None]) -> None:
     would use. Nothing is pulled or started. Raises DependencyError that names all hosts that do not
     answer, and UsageError for one that is not suitable.
     """
-    setups = load_environments(recipe, "check", Instances(_drop, "check"))
+    setups = load_environments(recipe, "check", Instances(drop, "check"))
     hosts = _hosts_of(setups)
     for (key, _), host in hosts.items():
         say(f"{TRYING}environments.{key}: does {host} answer?")
@@ -62,5 +62,5 @@ async def _problem(key: str, host: SandboxHost) -> str:
     return f"environments.{key}: {host} can't be used ({reason}). {remedy(str(host))}"
 
 
-async def _drop(event: object) -> None:
+async def drop(event: object) -> None:
     """Drops an event: a check reports nothing."""

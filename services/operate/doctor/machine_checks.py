@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from pathlib import Path
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.namespace.apply import PACKAGES
 from headrace.services.operate.doctor.finding import Finding
-from headrace.services.operate.waits.side_watch import FULL_BYTES, free_bytes
+from headrace.services.operate.waits.side_watch import FULL_BYTES, STATE, free_bytes
 
 LOW_DISK = 2 * 2**30
 """Less free space than this, in bytes, is a warning."""
@@ -52,13 +53,22 @@ def disks(folders: Mapping[str, Path]) -> Iterator[Finding]:
         if free is None:
             continue
         text = f"{what} {folder}: {_spell(free)} free"
-        if free < FULL_BYTES:
+        if what == STATE and not _writable(folder):
+            yield Finding("disk", "problem", f"{what} {folder}: this user can't write there",
+                          "Change its owner or permissions, or name another --state")  # fmt: skip
+        elif free < FULL_BYTES:
             yield Finding("disk", "problem", f"{text}: it is full", "Free space there. `headrace "
                           "prune` removes what no run needs")  # fmt: skip
         elif free < LOW_DISK:
             yield Finding("disk", "warning", text, "Free space before it is full")
         else:
             yield Finding("disk", "ok", text)
+
+
+def _writable(folder: Path) -> bool:
+    """Returns whether this user can write into a folder, or make it."""
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def memory(meminfo: Path = Path("/proc/meminfo")) -> Finding | None:

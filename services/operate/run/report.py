@@ -57,6 +57,10 @@ class Summary:
         decision = None if reason is None else progress.decision(reason)
         versions = progress.versions() if decision is None else dict(decision.versions)
         count = progress.recipe.stop.reward_versions
+        hints = progress.hints()
+        if reason is not None and progress.submitted == 0:
+            use = progress.recipe.tasks.use
+            hints.append(f"no task was submitted: look whether the data set {use!r} has an item")
         return cls(
             namespace=namespace,
             paused=reason is None,
@@ -83,7 +87,7 @@ class Summary:
             failures=progress.failures,
             restarts=status.restarts,
             top_failures=[str(kind) for kind in progress.endings.top()],
-            hints=progress.hints(),
+            hints=hints,
         )
 
     def measures(self, progress: Progress) -> dict[Measure, float | None]:

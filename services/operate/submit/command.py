@@ -103,11 +103,15 @@ def submit(file: TextIO, source: str, as_json: bool, **options: Any) -> None:
     """
     import asyncio
 
+    from headrace.errors import UsageError
     from headrace.services.models.blob_owners import owner_name
     from headrace.services.operate.run_references import fetch_models
     from headrace.services.operate.submit.task_lines import read_tasks, send_tasks
 
-    lines = file.read().splitlines()
+    try:
+        lines = file.read().splitlines()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file.name} is not UTF-8 text ({error}). Submit JSON lines") from None
     # The name of stdin may be a number.
     named = isinstance(file.name, str) and file.name != "<stdin>"
     folder = Path(file.name).parent if named else Path()

@@ -46,7 +46,7 @@ async def _list_topics(log: EventLog, _: RunLife) -> list[dict[str, Any]]:
 
     A namespace of an older version may lack some.
     """
-    from headrace.schemas.topics import DAY_MS, RETENTION_MS
+    from headrace.schemas.topics import RETENTION_MS
 
     rows = []
     existing = await log.broker.list_topics()
@@ -61,7 +61,15 @@ async def _list_topics(log: EventLog, _: RunLife) -> list[dict[str, Any]]:
                 "records": sum(end - first for first, end in bounds),
                 "ends": [end for _, end in bounds],
                 "writer": topic.topic.writer,
-                "kept": f"{kept_ms // DAY_MS} days" if kept_ms >= 0 else "forever",
+                "kept": _spell(kept_ms),
             }
         )
     return rows
+
+
+def _spell(kept_ms: int) -> str:
+    from headrace.schemas.topics import DAY_MS, HOUR_MS
+
+    if kept_ms < 0:
+        return "forever"
+    return f"{kept_ms / DAY_MS:g} days" if kept_ms >= DAY_MS else f"{kept_ms / HOUR_MS:g} h"

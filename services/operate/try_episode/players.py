@@ -104,11 +104,18 @@ def _refuse(message: str) -> None:
 
 
 async def _entered(request: GenerationRequested) -> str | None:
-    """Returns a line that was entered, or None at the end of the input."""
+    """Returns a line that was entered, or None at the end of the input.
+
+    Raises UsageError if it is not UTF-8.
+    """
     try:
-        return await asyncio.wrap_future(in_daemon_thread(lambda: input("> "), "input"))
+        text = await asyncio.wrap_future(in_daemon_thread(lambda: input("> "), "input"))
+        text.encode()  # in some locales, a byte that is not UTF-8 becomes a surrogate
+        return text
     except EOFError:
         return None
+    except UnicodeError:
+        raise UsageError("the input is not UTF-8 text: convert it, and enter it again") from None
 
 
 def _chosen(recipe: Recipe) -> Callable[[GenerationRequested], Awaitable[str | None]]:

@@ -25,6 +25,7 @@ TAIL_BYTES = 65_536
 CHARACTERS = 300
 ASK_S = 5.0
 """Longest time of a request to the brokers."""
+STATE = "state folder"
 BROKER = "broker's folder"
 _ERROR = re.compile(
     r"\S+Z (?:ERROR|CRITICAL) +\S+ (?P<logged>.*)|(?:error: |\w+(?:Error|Exception): )(?P<last>.*)"
@@ -57,7 +58,7 @@ class SideWatch:
     def folders(self) -> dict[str, Path]:
         """Returns the folders on this machine in which a run or its broker writes, by what they
         hold."""
-        folders = {"state folder": self._cluster.state.absolute()}
+        folders = {STATE: self._cluster.state.absolute()}
         if "://" not in self._cluster.blob_url:
             folders["blob store"] = Path(self._cluster.blob_url).absolute()
         return folders | self._broker_folders()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import resource
@@ -19,7 +20,7 @@ from headrace.errors import BlobError, DependencyError, UsageError
 from headrace.schemas.events import Blob
 from headrace.services.base.files import file_digest as digest
 from headrace.services.models import blobs
-from headrace.services.models.blobs import LocalBlobStore
+from headrace.services.models.blobs import LocalBlobStore, disk_errors
 from headrace.services.models.remote_blobs import open_blob_store
 
 
@@ -122,6 +123,14 @@ def test_a_full_disk_is_a_dependency_and_leaves_nothing(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
 
     assert files(tmp_path) == []
+
+
+def test_a_folder_without_permission_is_a_usage_error() -> None:
+    with (
+        pytest.raises(UsageError, match=r"can't write x.svg: .*denied.* may not write there"),
+        disk_errors("write x.svg"),
+    ):
+        raise PermissionError(errno.EACCES, "denied", "x.svg")
 
 
 def test_a_store_that_is_no_folder_is_a_dependency(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import tomllib
 from pathlib import Path
 
@@ -12,8 +15,10 @@ import click
 import pytest
 
 from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.schemas.topics import RETENTION_MS, Kept
 from headrace.services.namespace.cluster_config import RECIPES, ClusterConfig
 from headrace.services.operate import cli
+from headrace.services.operate.topics import command as topics_command
 
 COMMANDS = (
     "new", "run", "check", "plan", "try", "end", "serve", "up", "down", "apply", "submit", "cancel",
@@ -110,6 +115,82 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
     with pytest.raises(DependencyError):
         run("--debug", "status", "--state", str(tmp_path / "none"))
+
+
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups") if os.getuid() == 0 else ()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["run null", "up", "down"])
+def test_a_folder_without_permission_is_a_usage_error(command: str) -> None:
+    root = Path(__file__).parents[3]
+    with tempfile.TemporaryDirectory() as name:  # others may look into its parents
+        folder = Path(name)
+        (folder / ".headrace").mkdir()
+        (folder / ".headrace").chmod(0o555)
+        folder.chmod(0o555)
+        done = subprocess.run(
+            [*NOBODY, sys.executable, "-m", "headrace", *command.split()], cwd=folder,
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": str(root), "HOME": "/tmp"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith("error: can't use ")
+    assert "Permission denied. This user may not write there" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_state_folder_within_a_file_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for command in ("up", "status"):
+        assert run(command, "--state", str(tmp_path / "file" / "x")) == 2
+        assert "Not a directory. Name another path" in capsys.readouterr().err
+    with pytest.raises(NotADirectoryError):
+        run("--debug", "status", "--state", str(tmp_path / "file" / "x"))
+
+
+def test_only_what_the_file_system_refuses_is_no_bug() -> None:
+    assert cli._failure(FileNotFoundError(errno.ENOENT, "none", "file")) is None
+    assert cli._failure(PermissionError(errno.EPERM, "no")) is None
+    full = cli._failure(OSError(errno.ENOSPC, "full", "file"))
+    assert full is not None
+    assert (full.exit_code, str(full).partition(".")[0]) == (75, "can't use file: full")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has /dev/full")
+def test_a_full_output_is_an_error() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "headrace", "recipe", "null"],
+            stdout=full, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 75
+    assert done.stderr.startswith("error: can't write the output or a file: No space left")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_tasks_that_are_not_utf_8_are_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tasks").write_bytes(b"\xff\xfe")
+    assert run("submit", str(tmp_path / "tasks")) == 2
+    assert "is not UTF-8 text" in capsys.readouterr().err
+
+
+def test_input_that_is_not_utf_8_is_a_usage_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", "try", "quickstart"],
+        input=b"\xff\n", capture_output=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert b"error: the input is not UTF-8 text" in done.stderr
+
+
+@pytest.mark.parametrize(("kept", "spelt"), [("hour", "1 h"), ("days", "7 days")])
+def test_retention_is_spelt(kept: Kept, spelt: str) -> None:
+    assert topics_command._spell(RETENTION_MS[kept]) == spelt
 
 
 def test_down_without_a_stack_is_done(tmp_path: Path) -> None:

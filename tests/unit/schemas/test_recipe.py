@@ -37,6 +37,25 @@ def test_the_smallest_recipe_is_found_by_name_and_by_path(shipped: Path) -> None
     assert by_name.policies["default"].model == "tiny-llama"
 
 
+def test_a_problem_names_the_source_of_its_key(shipped: Path) -> None:
+    for environment, settings, told in (
+        ({"HEADRACE__TASKS__SAMPLE": "16"}, (), "HEADRACE__TASKS__SAMPLE: tasks.sample: no such"),
+        ({"HEADRACE__NO__SUCH": "16"}, (), "HEADRACE__NO__SUCH: no: no such key"),
+        ({}, ("tasks.samples=x",), "--set: tasks.samples: Input should be"),
+    ):
+        with pytest.raises(RecipeError) as raised:
+            load_recipe("demo", shipped=shipped, environment=environment, settings=settings)
+        assert str(raised.value).startswith(told)
+    (shipped / "demo.toml").write_text(f"more = 1\n{SMALLEST}")
+    with pytest.raises(RecipeError, match=r"--set: tasks.a: no such key; .*toml: more: no such"):
+        load_recipe("demo", shipped=shipped, settings=("tasks.a=1",))
+
+
+def test_a_byte_order_mark_is_passed_over(shipped: Path) -> None:
+    (shipped / "demo.toml").write_text(SMALLEST, encoding="utf-8-sig")
+    assert load_recipe("demo", shipped=shipped).name == "demo"
+
+
 def test_later_sources_win(shipped: Path) -> None:
     environment = {
         "HEADRACE__SCHEDULER__LIVE_EPISODES": "64",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -127,6 +130,18 @@ class NotThereYet(World):
 class Hangs(World):
     async def reset(self, task: TaskView) -> Any:
         await asyncio.Event().wait()
+
+
+class Blocks(World):
+    async def reset(self, task: TaskView) -> Any:
+        child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        print(f"child {child.pid}", flush=True)
+        child.wait()
+
+
+class Crashes(World):
+    async def reset(self, task: TaskView) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Exits(World):

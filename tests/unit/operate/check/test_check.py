@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ import pytest
 
 from headrace.errors import UsageError
 from headrace.schemas.recipe.read_recipe import parse_recipe
+from headrace.services.operate import cli
 from headrace.services.operate.check import checking
 from headrace.services.operate.check.check import try_recipe
-from headrace.services.operate.processes import NEVER_BORN, Process, spawn
+from headrace.services.operate.processes import NEVER_BORN, Process, headrace_command, spawn
 from headrace.services.operate.serve import loop_watch
 
 PARTS = f"{__name__.rpartition('.')[0]}.parts"
@@ -293,6 +296,45 @@ def test_a_part_that_ends_the_process_is_an_error(tmp_path: Path) -> None:
     check_in_child(tmp_path, policies__default__training=False)
     with pytest.raises(UsageError, match=r"(?s)exit code 3.*Exits\.reset"):
         check_in_child(tmp_path, environments__default__use=":Exits")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ctrl_c_ends_a_part_that_blocks_and_all_that_it_started(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    path = tmp_path / "recipe.json"
+    recipe = parse_recipe(tree(environments__default__use=":Blocks"), "test")
+    path.write_text(recipe.canonical())
+    command = headrace_command("check", str(path), "--offline")
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as check:
+        assert check.stdout is not None
+        child = next(line for line in check.stdout if line.startswith("child")).split()[1]
+        began = time.monotonic()
+        os.killpg(check.pid, number)
+        _, said = check.communicate(timeout=30)
+    assert time.monotonic() - began < 5
+    assert not psutil.pid_exists(int(child))
+    if number == signal.SIGINT:
+        assert (check.returncode, said.splitlines()[-1]) == (130, "interrupted")
+
+
+@pytest.mark.slow
+def test_a_part_that_crashes_the_check_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "recipe.json"
+    path.write_text(parse_recipe(tree(environments__default__use=":Crashes"), "test").canonical())
+    assert cli._run(["check", str(path), "--offline"]) == 1
+    assert "error: SIGKILL ended the check" in capsys.readouterr().err
+
+
+def test_a_data_set_without_an_item_is_noted() -> None:
+    assert "warning: the data set 'count' has no item: a run ends at once" in tried(
+        tasks__options={"items": 0}
+    )
 
 
 def test_an_environment_without_aclose_makes_one_error(caplog: pytest.LogCaptureFixture) -> None:

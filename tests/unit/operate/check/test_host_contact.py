@@ -91,11 +91,11 @@ def test_the_engine_of_docker_host_is_asked_unless_the_check_is_offline(
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/gone.sock")
     path = tmp_path / "recipe.json"
     path.write_text(recipe().model_dump_json())
-    done = CliRunner().invoke(cli, ["check", str(path)])
+    done = CliRunner().invoke(cli, ["check", "--here", str(path)])
     assert isinstance(done.exception, DependencyError)
     assert f"unix://{tmp_path}/gone.sock can't be used" in str(done.exception)
     assert "every part" not in done.output
-    done = CliRunner().invoke(cli, ["check", str(path), "--offline"])
+    done = CliRunner().invoke(cli, ["check", "--here", str(path), "--offline"])
     assert done.exit_code == 0, done.output
     assert "every part of the recipe can be used" in done.output
 

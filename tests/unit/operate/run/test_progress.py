@@ -121,6 +121,13 @@ def test_summary_and_checks_are_of_the_version_that_ended_the_run() -> None:
     assert "version 3 was published later" in "\n".join(summary.lines())
 
 
+def test_the_summary_says_that_no_task_was_submitted() -> None:
+    progress = Progress(ended_by_reward().recipe)
+    for why, told in (("all tasks ended", True), (None, False)):
+        lines = "\n".join(Summary.of(Status("r"), "r", why, progress).lines())
+        assert ("no task was submitted" in lines) == told
+
+
 def test_summary_of_a_run_that_no_version_ended_is_of_the_newest() -> None:
     progress = ended_by_reward()
     summary = Summary.of(Status("r"), "r", "60 seconds", progress)
