@@ -24,6 +24,7 @@ from headrace.schemas.events import (
     EpisodeStarted,
     Event,
     GroupClosed,
+    InstanceStateEntered,
     LoadReported,
     PoolLoad,
 )
@@ -35,10 +36,12 @@ from headrace.services.namespace.apply import apply
 from headrace.services.namespace.cluster_config import ClusterConfig, read_recipe
 from headrace.services.namespace.connect import connect
 from headrace.services.namespace.lookup import topics_of
+from headrace.services.namespace.run_life import read_life
 from headrace.services.operate.doctor.doctor import diagnose
 from headrace.services.operate.doctor.finding import Finding
 from headrace.services.operate.quota.limits import set_limit
 from headrace.services.operate.quota.quota import set_quota
+from headrace.services.operate.status.run_status import run_status_of
 from headrace.services.operate.waits.side_watch import BROKER, SideWatch
 from headrace.services.operate.waits.wait_graph import Wait, likely_cause, wait_lines
 from headrace.services.operate.waits.waits_reader import WaitsReader, reading_waits
@@ -315,6 +318,28 @@ def test_the_version_barrier_holds_a_policy(run_in: Callable[..., None]) -> None
         assert "barrier holds it: slow must publish first" in found["batch/fast"].cause
 
     run_in(work, recipe=recipe, alone=True)
+
+
+def test_a_run_is_paused(run_in: Callable[..., None]) -> None:
+    async def work(world: World) -> None:
+        for number, state in enumerate(("ready", "gone")):
+            life = {"instance": "trainer-a-1", "worker": "trainer-a-1", "service": "trainer"}
+            await world.send(
+                InstanceStateEntered.model_validate(
+                    {**life, "number": number, "kind": "worker", "state": state}
+                )
+            )
+            text = "it has not published version 0" if state == "ready" else "so it is paused"
+            waits = await world.named(text)
+        assert [one.kind for one in waits] == ["run"]
+        [found] = [one for one in (await diagnose(world.cluster, None)).findings
+                   if one.check == "waits"]  # fmt: skip
+        assert found.state == "warning"
+        assert "no process of this run runs, so it is paused" in found.text
+        status = await run_status_of(world.log, await read_life(world.log))
+        assert "`headrace run RECIPE` continues it" in status.lines()[1]
+
+    run_in(work, (), recipe="quickstart", alone=True)
 
 
 def test_a_disk_is_full(run_in: Callable[..., None], tmp_path: Path) -> None:

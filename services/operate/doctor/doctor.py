@@ -172,7 +172,7 @@ async def _waits(
         found.findings.append(
             Finding("waits", "ok", f"{cause.name} works, for {spell_s(age_s)}: {cause.cause}")
         )
-    elif cause is not None and age_s > LONG_S:
+    elif cause is not None and (age_s > LONG_S or cause.kind == "run"):
         found.findings.append(
             Finding(
                 "waits",

@@ -19,6 +19,8 @@ from headrace.services.operate.status.worker_table import (
     read_workers,
     worker_lines,
 )
+from headrace.services.operate.waits.heard_workers import CONTINUE, PAUSED
+from headrace.services.operate.waits.read_pause import read_pause
 from headrace.services.worker.open_episodes import recorded_waiting
 
 RECENT = 1_000
@@ -35,6 +37,8 @@ class RunStatus:
     recipe: str
     state: str
     reason: str
+    paused_at: float | None
+    """Since when no process of a run that has not ended runs, in seconds since the epoch."""
     versions: dict[str, int]
     """Newest published version of each policy; -1 before version 0."""
     rewards: dict[str, float | None]
@@ -71,7 +75,10 @@ class RunStatus:
     def lines(self) -> list[str]:
         """Returns lines for people."""
         why = f" ({self.reason})" if self.reason else ""
-        lines = [f"{self.namespace}: {self.state}{why}, recipe {self.recipe}"]
+        state = self.state if self.paused_at is None else f"{self.state}, paused"
+        lines = [f"{self.namespace}: {state}{why}, recipe {self.recipe}"]
+        if self.paused_at is not None:
+            lines.append(f"  {PAUSED}. {CONTINUE}")
         for name, version in self.versions.items():
             lines.append(policy_line(name, version, self.rewards[name], self.curves[name]))
             lines += self.learning.get(name, ())
@@ -114,10 +121,9 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
     Earlier records are counted by their offsets, so a record that was written twice counts twice.
     Leaves no trace.
     """
-    recipe = life.recipe()
+    recipe, last = life.recipe(), life.ended or life.ending
     progress = Progress(recipe)
     begins = await read_recent(log, progress, recent)
-    last = life.ended or life.ending
     versions = recipe.stop.reward_versions
     before: Counter[str] = Counter()
     for partition, begin in begins.items():
@@ -131,6 +137,7 @@ async def run_status_of(log: EventLog, life: RunLife, recent: int = RECENT) -> R
         recipe=recipe.name,
         state=life.state,
         reason="" if last is None else last.reason,
+        paused_at=None if life.ended else await read_pause(log),
         versions=progress.versions(),
         rewards={name: policy.reward(versions) for name, policy in progress.policies.items()},
         curves={name: policy.curve() for name, policy in progress.policies.items()},

@@ -12,8 +12,8 @@ class Wait:
     id: str
     """Unique in the graph, for example `episode/42/0`."""
     kind: str
-    """`trainer`, `batch`, `group`, `episode`, `prompt`, `action`, `task`, `worker`, `service` or
-    `broker`."""
+    """`trainer`, `batch`, `group`, `episode`, `prompt`, `action`, `task`, `worker`, `service`,
+    `broker` or `run`."""
     name: str
     """What it is called for people."""
     since: float

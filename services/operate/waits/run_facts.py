@@ -28,11 +28,7 @@ from headrace.schemas.events import (
 from headrace.schemas.recipe.limit_settings import Tenant
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.kafka.broker import Partition, Position
-from headrace.services.operate.waits.heard_workers import (
-    MOST_WORKERS,
-    HeardWorkers,
-    LifeRecord,
-)
+from headrace.services.operate.waits.heard_workers import HeardWorkers
 from headrace.services.operate.waits.policy_facts import PolicyFacts
 from headrace.services.worker.limits.limits_of import (
     all_limits,
@@ -171,8 +167,6 @@ class RunFacts:
         self.workers = HeardWorkers(recipe.policies)
         self.answered_in: dict[Partition, float] = {}
         """When the newest answer to a known request in a partition came."""
-        self.lives: dict[str, LifeRecord] = {}
-        """Worker to its newest record of life."""
         self.members: dict[str, MemberCount] = {}
         """By service."""
         self.details: dict[str, ActionDetail] = {}
@@ -202,7 +196,7 @@ class RunFacts:
                 self.environments.on_report(event, at)
                 self.workers.on_report(event, at)
             case InstanceStateEntered():
-                self._on_life(event, at)
+                self.workers.on_life(event, at)
             case _:
                 self._on_setting(event, at)
 
@@ -313,16 +307,11 @@ class RunFacts:
             samples=task.samples,
         )
 
-    def _on_life(self, event: InstanceStateEntered, at: float) -> None:
-        if event.kind != "worker" or not event.service:
-            return
-        self.lives.pop(event.worker, None)
-        self.lives[event.worker] = LifeRecord(
-            event.service, event.policy, event.state, event.reason, at, event.every_ms / 1000,
-            event.host, event.worker,
-        )  # fmt: skip
-        if len(self.lives) > MOST_WORKERS:
-            del self.lives[next(iter(self.lives))]
+    def paused_at(self, now: float) -> float | None:
+        """Returns since when no process of the run runs. None: one does, or none was heard of."""
+        if any(one.members for one in self.members.values()):
+            return None
+        return self.workers.ended_at(now, self.ended_here)
 
     def live_of(self, purpose: str) -> int:
         """Returns how many episodes of a purpose are live."""

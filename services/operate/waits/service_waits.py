@@ -8,8 +8,6 @@ from headrace.services.operate.waits.found_wait import Wait
 from headrace.services.operate.waits.heard_workers import LifeRecord
 from headrace.services.operate.waits.run_facts import LiveEpisode, RunFacts
 
-LIFE_SLACK_S = 15.0
-"""A worker may record its life so much later than it said."""
 ASKED = "the agent's own code runs, or its next request is on its way"
 
 
@@ -48,7 +46,7 @@ class ServiceWaits:
         life = self.last_life(service, policy)
         command = f"headrace serve {service} RECIPE" + (f" --policy {policy}" if policy else "")
         cause = what
-        if life is not None and life.state in ("gone", "failed"):
+        if life is not None and life.has_ended:
             since = max(since, life.at)
             cause += f"; the last one ended{f': {life.reason}' if life.reason else ''}"
         if error := self._facts.errors.get(service):
@@ -84,21 +82,18 @@ class ServiceWaits:
 
     def last_life(self, service: str, policy: str = "") -> LifeRecord | None:
         """Returns the newest record of a service's worker that says that it lives, or else the
-        newest one."""
+        newest one. A worker that names no policy works for all."""
         lives = [
             one
-            for one in self._facts.lives.values()
-            if one.service == service and policy in ("", one.policy)
+            for one in self._facts.workers.lives.values()
+            if one.service == service and (policy == one.policy or "" in (policy, one.policy))
         ]
         alive = [one for one in lives if self.lives(one)]
         return max(alive or lives, key=lambda one: one.at, default=None)
 
     def lives(self, life: LifeRecord) -> bool:
-        """Whether a worker lives, as far as is known: a killed one on another machine does for a
-        minute or more."""
-        late = life.every_s > 0 and self._now - life.at > life.every_s + LIFE_SLACK_S
-        ended = life.state in ("gone", "failed") or life.worker in self._facts.ended_here
-        return not (ended or late)
+        """Whether a worker lives, as far as is known."""
+        return life.lives(self._now) and life.worker not in self._facts.ended_here
 
     def sole(self, service: str, policy: str, since: float) -> str | None:
         """Notes that a service without a consumer group does not run, as its lives say.
@@ -109,12 +104,13 @@ class ServiceWaits:
         if life is None or self.lives(life):
             return None
         gone_at = self._facts.ended_here.get(life.worker)
-        if gone_at is None:
-            what = f"the last one was heard of {int(self._now - life.at)} s ago"
-        else:
-            what = f"the process of the last one, {life.worker}, has gone from this machine"
+        what = f"no {service} runs"
+        if gone_at is not None:
+            what += f": the process of the last one, {life.worker}, has gone from this machine"
+        elif not life.has_ended:
+            what += f": the last one was heard of {int(self._now - life.at)} s ago"
         since = max(since, life.at if gone_at is None else gone_at)
-        return self.absent(service, policy, since, f"no {service} runs: {what}")
+        return self.absent(service, policy, since, what)
 
     def group(self, service: str, since: float) -> str | None:
         """Notes that a service has no member in its consumer group. None: it has one, or is not

@@ -14,6 +14,7 @@ from itertools import islice
 
 from headrace.services.operate.waits.call_waits import CallWaits
 from headrace.services.operate.waits.found_wait import Wait as Wait
+from headrace.services.operate.waits.heard_workers import CONTINUE, PAUSED
 from headrace.services.operate.waits.policy_waits import batch_wait, trainer_wait
 from headrace.services.operate.waits.run_facts import EpisodeId, LiveEpisode, RunFacts
 from headrace.services.operate.waits.service_waits import ServiceWaits
@@ -42,10 +43,13 @@ class _Live:
 def build_waits(facts: RunFacts, now: float) -> list[Wait]:
     """Returns the waits of a run, the oldest first, and the roots last.
 
-    `now` is in epoch seconds. A run that has ended waits for nothing.
+    `now` is in epoch seconds. A run that has ended waits for nothing, and a paused one for people.
     """
     if facts.state == "ended":
         return []
+    if (since := facts.paused_at(now)) is not None:
+        problems = ServiceWaits(facts, now).found()
+        return _sorted([_paused(facts, since), *problems, *broker_waits(facts, now)], now)
     live = _live(facts)
     services = ServiceWaits(facts, now)
     calls = CallWaits(facts, services, now)
@@ -61,6 +65,16 @@ def build_waits(facts: RunFacts, now: float) -> list[Wait]:
     waits += [*calls.workers(), *services.found()]
     waits += broker_waits(facts, now)
     return _sorted(waits, now)
+
+
+def _paused(facts: RunFacts, since: float) -> Wait:
+    newest = {(one.service, one.policy): one for one in facts.workers.lives.values()}
+    failed = [
+        f"; the last {one.service} failed: {one.reason}"
+        for one in newest.values()
+        if one.state == "failed"
+    ]
+    return Wait("run", "run", "the run", since, (), "".join([PAUSED, *failed]), CONTINUE)
 
 
 def broker_waits(facts: RunFacts, now: float) -> Iterator[Wait]:
@@ -147,15 +161,15 @@ def _sorted(waits: Iterable[Wait], now: float) -> list[Wait]:
 def likely_cause(waits: Sequence[Wait]) -> Wait | None:
     """Returns the root that the oldest waits lead to. None if nothing waits.
 
-    What stops everything, such as the broker, comes first. Then it takes the oldest root that the
-    trainer that has waited longest leads to, and that is not just an episode or a call, which may
-    be busy. If there is only such a root, the oldest other root of the graph is more likely.
+    What stops everything, the broker or a pause, comes first. Then it takes the oldest root that
+    the trainer that has waited longest leads to, and that is not just an episode or a call, which
+    may be busy. If there is only such a root, the oldest other root of the graph is more likely.
     """
     known = {one.id: one for one in waits}
     if not known:
         return None
-    if broker := [one for one in waits if one.kind == "broker"]:
-        return known.get("broker", broker[0])
+    if first := [one for one in waits if one.kind in ("broker", "run")]:
+        return known.get("broker") or known.get("run", first[0])
     by_age = sorted(waits, key=lambda one: (one.kind != "trainer", one.since, one.id))
     reached, ahead = set[str](), [by_age[0].id]
     while ahead:

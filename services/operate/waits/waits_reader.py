@@ -292,7 +292,7 @@ class WaitsReader:
         newest = [one.newest for one in self._facts.policies.values() if one.newest is not None]
         problems = await asyncio.to_thread(self._side.problems, newest, now())
         errors = await asyncio.to_thread(self._side.errors)
-        lives = list(self._facts.lives.values())
+        lives = list(self._facts.workers.lives.values())
         self._facts.ended_here = await asyncio.to_thread(self._side.ended, lives, now())
         self._facts.problems, self._facts.errors = problems, errors
 

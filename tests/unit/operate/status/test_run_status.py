@@ -7,7 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.schemas.events import EnvironmentLoad, LoadReported, PoolLoad, RunStateEntered
+from headrace.schemas.events import (
+    EnvironmentLoad,
+    InstanceStateEntered,
+    LoadReported,
+    PoolLoad,
+    RunStateEntered,
+)
 from headrace.schemas.packed import pack_i32
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import DEAD_LETTERS
@@ -87,6 +93,27 @@ def test_the_metrics_of_a_run_are_figures_a_table_and_advice() -> None:
         assert rows["loss"] == ("0.25", "█▃▂▁")
         assert rows["entropy"] == ("0.412", "▁▁▁▁")
         assert SANE.keys() <= rows.keys()
+
+    in_a_world(test)
+
+
+def test_a_run_without_a_process_is_paused() -> None:
+    async def test(world: World) -> None:
+        await a_run(world)
+        assert (await run_status_of(world.log, LIFE)).paused_at is None, "nobody was heard of"
+        for number, state in enumerate(("gone", "ready")):
+            life = {"instance": state, "worker": "trainer-a-1", "service": "trainer"}
+            await world.log.send(
+                InstanceStateEntered.model_validate(
+                    {**life, "number": number, "kind": "worker", "state": state}
+                )
+            )
+            await asyncio.sleep(0.01)  # the last transaction's mark
+            status = await run_status_of(world.log, LIFE)
+            assert (status.paused_at is not None) == (state == "gone")
+            lines = "\n".join(status.lines())
+            assert ("test: started, paused, recipe r" in lines) == (state == "gone")
+            assert ("`headrace run RECIPE` continues it" in lines) == (state == "gone")
 
     in_a_world(test)
 

@@ -43,14 +43,11 @@ def test_workers_that_come_after_many_others_are_heard() -> None:
     assert workers.first["inference-first"] == 0.0
 
 
-def test_a_trainer_that_starts_after_many_other_workers_is_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(run_facts, "MOST_WORKERS", 10)
-    run = StalledRun()
+def test_a_trainer_that_starts_after_many_other_workers_is_known() -> None:
+    workers = HeardWorkers({"default"}, most=10)
     for number in range(20):
         worker = f"env-a-{number}"
-        run.add(
+        workers.on_life(
             InstanceStateEntered(
                 instance=worker,
                 kind="worker",
@@ -61,12 +58,12 @@ def test_a_trainer_that_starts_after_many_other_workers_is_known(
             ),
             BEGAN - 100 + number,
         )
-    run.add(
+    workers.on_life(
         InstanceStateEntered(
             instance="trainer-b-9", kind="worker", worker="trainer-b-9", service="trainer",
             policy="default", state="ready", every_ms=60_000, number=0,
         ),
         NOW - 1,
     )  # fmt: skip
-    assert len(run.facts.lives) == 10
-    assert run.facts.lives["trainer-b-9"].state == "ready"
+    assert len(workers.lives) == 10
+    assert workers.lives["trainer-b-9"].state == "ready"

@@ -204,7 +204,7 @@ def test_a_trainer_was_killed_on_this_machine() -> None:
     run = StalledRun()
     run.batch("default", 2, BEGAN)
     life = LifeRecord("trainer", "default", "ready", "", NOW - 30, 60.0, "a", "trainer-a-4")
-    run.facts.lives["trainer-a-4"] = life
+    run.facts.workers.lives["trainer-a-4"] = life
     assert graph(run)["trainer/default"].busy
     run.facts.ended_here = {"trainer-a-4": NOW - 2}
     cause = cause_of(run)
@@ -285,7 +285,9 @@ def test_a_permission_is_missing() -> None:
     playing(run)
     run.facts.members["agent"] = MemberCount(0, 2, BEGAN)
     run.facts.errors["agent"] = "can't write to test.actions.v1: TOPIC_AUTHORIZATION_FAILED"
-    run.facts.lives["agent-a-3"] = LifeRecord("agent", "", "failed", "it failed", BEGAN, 0.0)
+    run.facts.workers.lives["agent-a-3"] = LifeRecord(
+        "agent", "", "failed", "it failed", BEGAN, 0.0
+    )
     cause = cause_of(run)
     assert cause.id == "service/agent"
     assert "TOPIC_AUTHORIZATION_FAILED" in cause.cause

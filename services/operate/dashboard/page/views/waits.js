@@ -56,7 +56,7 @@ function target({ id, kind, name }) {
   const number = /(\d+)/.exec(id);
   if (number && ["group", "task"].includes(kind)) return link(["group", number[1]]);
   if (kind === "worker" || kind === "service") return link(["workers"]);
-  if (kind === "trainer" || kind === "batch") return link(["run"]);
+  if (["trainer", "batch", "run"].includes(kind)) return link(["run"]);
   return kind === "broker" ? link(["topics"]) : name ? link(["waits"]) : "";
 }
 
