@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 
 from headrace.errors import DependencyError
+from headrace.services.processes.guard import die_with_parent
 from headrace.trainer.ranks.rank_group import RankGroup, loopback_variables, serve_store
 from headrace.trainer.ranks.rank_process import follow_rank_0
 from headrace.trainer.ranks.shared_learner import END
@@ -60,7 +61,8 @@ def lead(serves: bool, timeout_s: float, what: str) -> None:
 def main() -> None:
     timeout_s, server, what = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     os.environ |= loopback_variables()
-    if not (other := os.fork()):
+    if not os.fork():
+        die_with_parent()  # Not before: rank 1 must be able to end while rank 0 is stopped.
         try:
             lead(server == 0, timeout_s, what)
         finally:
@@ -70,9 +72,6 @@ def main() -> None:
         print("ended cleanly")
     except DependencyError as error:
         print(error)
-    finally:
-        os.kill(other, signal.SIGKILL)
-        os.waitpid(other, 0)
 
 
 if __name__ == "__main__":
