@@ -100,11 +100,18 @@ async def live(cluster: ClusterConfig, scale: float) -> list[Series]:
 
 
 async def partitions(cluster: ClusterConfig, scale: float) -> list[Series]:
-    """CPU time of an event, by the partitions of its topic, with 64 live episodes."""
-    series = Series("an event", "ms CPU", "partitions")
-    count = max(64, int(1_500 * scale))
+    """CPU time of an event, by the partitions of its topic, with 64 and with 1,024 live episodes.
+
+    With few live episodes and many partitions, no two records have the same partition at a time.
+    """
+    return [await _by_partitions(cluster, number, scale) for number in (64, 1_024)]
+
+
+async def _by_partitions(cluster: ClusterConfig, live: int, scale: float) -> Series:
+    series = Series(f"an event, {live:,} live", "ms CPU", "partitions")
+    count = max(live, int((1_500 + live) * scale))
     for number in PARTITIONS:
-        tree = _null_recipe(64).model_dump(mode="json", exclude_unset=True)
+        tree = _null_recipe(live).model_dump(mode="json", exclude_unset=True)
         recipe = Recipe.model_validate({**tree, "partitions": number, "pool_partitions": number})
         async with deployed(cluster, recipe) as deployment:
             await deployment.publish_initial()
@@ -112,10 +119,10 @@ async def partitions(cluster: ClusterConfig, scale: float) -> list[Series]:
             async with deployment.serving(*SERVICES), deployment.following(RESULTS) as results:
                 await driver.run(results, WARM_UP, 16)
                 before, cpu = await _records(deployment), CpuWatch(cluster.state)
-                await driver.run(results, count, 64)
+                await driver.run(results, count, live)
                 spent = cpu.seconds()
                 series.add(number, spent * 1000 / (await _records(deployment) - before))
-    return [series]
+    return series
 
 
 async def decided(cluster: ClusterConfig, scale: float) -> list[Series]:
