@@ -424,7 +424,9 @@ def parsed() -> argparse.Namespace:
     if not os.access(arguments.redis_server, os.X_OK):
         parser.error(f"no Redis server at {arguments.redis_server}: give --redis-server")
     if not (arguments.checkout / "pipelinerl" / "streams.py").is_file():
-        parser.error(f"{arguments.checkout} is no checkout of PipelineRL")
+        parser.error(
+            f"{arguments.checkout} has no pipelinerl/streams.py: give the folder of a clone"
+        )
     if arguments.samples < GROUP or arguments.samples % GROUP or arguments.runs < 1:
         parser.error(f"--samples is a multiple of {GROUP}, and --runs at least 1")
     return arguments
