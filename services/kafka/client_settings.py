@@ -86,8 +86,9 @@ HEARTBEAT_MS = 500
 GATHER_MS = 2
 """How long a record that may be gathered waits for others. Each request costs the broker and the
 client much more than a record in it does."""
-CROWDED_MS = 3
-"""How long other records wait for more while the process waits for processors."""
+CROWDED_MS, CROWDED_GATHER_MS = 3, 20
+"""How long other records, and those that may be gathered, wait while the process sends many and
+waits for processors."""
 FETCH_WAIT_MS = 100
 """How long the broker may delay an empty fetch. A new record is sent at once, but a newly assigned
 partition waits for the running fetch, and an `End` is an empty fetch. A shorter delay costs the

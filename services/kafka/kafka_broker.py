@@ -24,11 +24,11 @@ from headrace.services.kafka.broker import (
     Record,
     Subscription,
 )
-from headrace.services.kafka.client_settings import GATHER_MS, KafkaSettings
+from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.consumer import KafkaReader, KafkaSubscription
 from headrace.services.kafka.fenced import KafkaFencedWriter
 from headrace.services.kafka.fetcher import Fetcher
-from headrace.services.kafka.producer import CrowdedSender, Sender
+from headrace.services.kafka.producer import CrowdedSender
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class KafkaBroker(Admin, Broker):
 
     def __init__(self, settings: KafkaSettings) -> None:
         super().__init__(settings)
-        self._senders: dict[bool, Sender] = {}
+        self._senders: dict[bool, CrowdedSender] = {}
         """By whether they always gather records, which delays them. Others don't wait for that."""
         self._fetcher: Fetcher | None = None
         self._opened: list[_Client] = []
@@ -92,13 +92,10 @@ class KafkaBroker(Admin, Broker):
             elif isinstance(outcome, BaseException):
                 raise outcome
 
-    def _sender(self, gathered: bool) -> Sender:
+    def _sender(self, gathered: bool) -> CrowdedSender:
         sender = self._senders.get(gathered)
         if sender is None:
-            sender = (
-                Sender(self._settings, GATHER_MS) if gathered else CrowdedSender(self._settings)
-            )
-            self._senders[gathered] = sender
+            sender = self._senders[gathered] = CrowdedSender(self._settings, gathered=gathered)
         return sender
 
     def _collect(self) -> None:

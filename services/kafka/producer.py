@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from functools import partial
 from math import inf
 from time import monotonic
@@ -19,7 +19,13 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from headrace.errors import DependencyError, HeadraceError
 from headrace.services.kafka.broker import Outgoing, Position
-from headrace.services.kafka.client_settings import CROWDED_MS, DELIVERY_S, KafkaSettings
+from headrace.services.kafka.client_settings import (
+    CROWDED_GATHER_MS,
+    CROWDED_MS,
+    DELIVERY_S,
+    GATHER_MS,
+    KafkaSettings,
+)
 from headrace.services.kafka.convert import location, make_producer, produce
 from headrace.services.kafka.failures import error_of, failure
 from headrace.services.kafka.scarcity import SCARCE, ProcessorWait
@@ -31,8 +37,9 @@ PATIENCE_S = 0.02
 """How long the report of a patient record waits for the loop."""
 FULL_S = 0.002
 """How long a sender waits before it tries again, if the producer takes nothing now."""
-LOOK_S, MANY = 1.0, 100.0
-"""How often a sender looks whether records are crowded, and from how many a second they may be."""
+LOOK_S, MANY, MANY_GATHERED = 1.0, 100.0, 250.0
+"""How often a sender looks whether records are crowded, and from how many a second of one topic
+they may be: fewer would not come together, as a request has records of one partition only."""
 CONNECT_S = 1.0
 """How long a new producer has to connect before it gets a record, which may wait for so long."""
 CHANGE_S, REST_S = 0.05, 1.0
@@ -193,9 +200,9 @@ class Sender:
 
 
 class CrowdedSender(Sender):
-    """Sends each record at once, unless the process sends many and waits for processors.
+    """Sends each record soon, unless the process sends many and waits for processors.
 
-    Then a second producer gets them, which waits CROWDED_MS for more. A request costs all processes
+    Then a second producer gets them, which waits longer for more. A request costs all processes
     much more than a record in it, and what they wait for is each other's work. If processors are
     idle, nothing is gained by that, and each record would be later.
 
@@ -203,15 +210,18 @@ class CrowdedSender(Sender):
     After one has failed, there is no other producer any more.
     """
 
-    def __init__(self, settings: KafkaSettings) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: KafkaSettings, *, gathered: bool) -> None:
+        """`gathered`: the records may wait for others. Nothing else waits for them."""
+        super().__init__(settings, GATHER_MS if gathered else 0)
+        self._crowded_ms = CROWDED_GATHER_MS if gathered else CROWDED_MS
+        self._many = MANY_GATHERED if gathered else MANY
         self._settings = settings
         self._second: Sender | None = None
         self._current: Sender = self
         self._wanted: Sender = self
         self._wait = ProcessorWait()
-        self._sends = 0
-        """Since the last look."""
+        self._sends: Counter[str] = Counter()
+        """Since the last look, by topic."""
         self._looked_at = self._change_at = monotonic()
         self._change_until = inf
 
@@ -238,14 +248,16 @@ class CrowdedSender(Sender):
             taken = super()._produce(record, future)
         else:
             taken = self._current._produce(record, future)
-        self._sends += taken
+        self._sends[record.topic] += taken
         return taken
 
     def _look(self, now_s: float) -> None:
         """Decides which producer should get records until the next look."""
-        many = self._sends > MANY * (now_s - self._looked_at)
+        most = max(self._sends.values(), default=0)
+        many = most > self._many * (now_s - self._looked_at)
         crowded = self._wait.share() > SCARCE and many
-        self._looked_at, self._sends = now_s, 0
+        self._sends.clear()
+        self._looked_at = now_s
         if crowded and self._second is None and now_s >= self._change_at:
             self._connect_second(now_s)
         wanted: Sender = self
@@ -256,7 +268,7 @@ class CrowdedSender(Sender):
 
     def _connect_second(self, now_s: float) -> None:
         try:
-            self._second = Sender(self._settings, CROWDED_MS)
+            self._second = Sender(self._settings, self._crowded_ms)
             self._change_at = now_s + CONNECT_S
         except (HeadraceError, RuntimeError) as error:  # a limit, for example of threads
             logger.warning("records are sent without waiting for more: %s", error)

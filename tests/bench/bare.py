@@ -51,7 +51,7 @@ def relay(servers: str, source: str, target: str, partitions: int) -> None:
     """Never returns."""
     reader = Reader(servers, {source: partitions})
     producer = Producer(KafkaSettings(servers, "bare").producer())
-    print("reads", flush=True)
+    print("ready", flush=True)
     while True:
         for _, key in reader.records():
             producer.produce(target, RECORD, key)
@@ -63,7 +63,7 @@ def turns(servers: str, prefix: str) -> None:
     prompts, answers, actions, observations = (f"{prefix}.{hop}" for hop in HOPS)
     reader = Reader(servers, {answers: FEW, observations: FEW})
     producer = Producer(KafkaSettings(servers, "bare").producer())
-    print("reads", flush=True)
+    print("ready", flush=True)
     for line in sys.stdin:
         live, left = map(int, line.split())
         began: dict[bytes, float] = {}

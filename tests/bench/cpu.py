@@ -62,4 +62,4 @@ def _service(child: psutil.Process) -> str | None:
     command = child.cmdline()
     if "serve" in command[3:5]:
         return command[command.index("serve") + 1]
-    return command[3] if command[2:3] in (["tests.bench.work"], ["tests.bench.bare"]) else None
+    return command[3] if command[2:3] and command[2].startswith("tests.bench.") else None

@@ -13,7 +13,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from headrace.infra import local
-from headrace.infra.local.detached import free_port
 from headrace.schemas.events import Event, PolicyPublished
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.schemas.topics import POLICIES, Topic, Topics
@@ -36,9 +35,7 @@ def a_stack() -> Iterator[ClusterConfig]:
     with TemporaryDirectory(prefix="headrace-bench-") as folder:
         state = Path(folder)
         try:
-            stack = local.up(
-                state, kafka_port=free_port(), registry_port=free_port(), owner_pid=os.getpid()
-            )
+            stack = local.up(state, kafka_port=0, registry_port=0, owner_pid=os.getpid())
             yield ClusterConfig(state).connected(stack.bootstrap_servers, stack.registry_url)
         finally:
             local.down(state, wipe=True)

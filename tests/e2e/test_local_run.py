@@ -71,6 +71,9 @@ def test_a_run_survives_its_brokers_death_and_goes_on_after_its_own(state: Path)
             async with harness.watching(bootstrap_servers(state), TOPICS) as watch:
                 await watch.count("policies", 3)
                 await watch.more("policies", 2)
+            async with harness.headrace("down", "--state", str(state)) as down:
+                assert await down.ends(15) == 2, down.said
+                assert f"runs the namespace {NAMESPACE} now: end it with Ctrl-C" in str(down.said)
             run.kill(signal.SIGINT)
             assert await run.ends(45) == 130, run.said
 

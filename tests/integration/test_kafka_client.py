@@ -25,7 +25,7 @@ from headrace.errors import DependencyError, HeadraceError, RecordsLost, UsageEr
 from headrace.infra import local
 from headrace.infra.local.detached import ProcessId, free_port, wait_for_exit
 from headrace.schemas.topics import MAX_RECORD_BYTES, TASKS
-from headrace.services.kafka import admin, convert, fetcher, kafka_broker, poller, producer
+from headrace.services.kafka import admin, convert, fetcher, poller, producer
 from headrace.services.kafka.broker import (
     MAX_MESSAGE_BYTES,
     Committed,
@@ -41,7 +41,7 @@ from headrace.services.kafka.client_settings import KafkaSettings, Properties
 from headrace.services.kafka.consumer import KafkaSubscription
 from headrace.services.kafka.kafka_broker import KafkaBroker
 from headrace.services.kafka.poller import Poller
-from headrace.services.kafka.producer import CrowdedSender, Sender
+from headrace.services.kafka.producer import Sender
 from headrace.services.kafka.scarcity import ProcessorWait
 from headrace.services.namespace.apply import topic_configuration
 from tests.integration.stranger import send_unreadable_header
@@ -172,7 +172,7 @@ def test_only_gathered_records_wait_for_others(
     kafka: str, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The wait is 20 s here, so a gathered record is not sent before the broker object closes."""
-    monkeypatch.setattr(kafka_broker, "GATHER_MS", 20_000)
+    monkeypatch.setattr(producer, "GATHER_MS", 20_000)
     monkeypatch.setattr(producer, "CLOSE_S", 0.1)
 
     async def main() -> None:
@@ -239,13 +239,20 @@ def crowding(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What a process waits for a processor from now on, at once and however little it sends."""
     shares = [0.0]
     monkeypatch.setattr(ProcessorWait, "share", lambda _: shares[0])
-    for name, value in (("LOOK_S", 0.0), ("MANY", -1.0), ("CONNECT_S", 0.0)):
-        monkeypatch.setattr(producer, name, value)
+    for name in ("LOOK_S", "CONNECT_S"):
+        monkeypatch.setattr(producer, name, 0.0)
+    for name in ("MANY", "MANY_GATHERED"):
+        monkeypatch.setattr(producer, name, -1.0)
     return shares
 
 
+@pytest.mark.parametrize("gathered", [False, True])
 def test_records_keep_their_order_while_producers_change(
-    kafka: str, namespace: str, crowding: list[float], monkeypatch: pytest.MonkeyPatch
+    kafka: str,
+    namespace: str,
+    crowding: list[float],
+    monkeypatch: pytest.MonkeyPatch,
+    gathered: bool,
 ) -> None:
     used: list[Sender] = []
     produce = Sender._produce
@@ -263,7 +270,9 @@ def test_records_keep_their_order_while_producers_change(
         [partition] = await topic(broker, namespace)
         sends = []
         for number in range(3_000):
-            record = Outgoing(partition.topic, b"k", b"%d" % number, patient=number % 3 > 0)
+            patient = number % 3 > 0
+            value = b"%d" % number
+            record = Outgoing(partition.topic, b"k", value, gathered=gathered, patient=patient)
             sends.append(asyncio.create_task(broker.send(record)))
             if number % 10 == 0:
                 await asyncio.sleep(0.001)
@@ -295,7 +304,6 @@ def test_a_record_that_stays_does_not_hold_up_the_others(
         began = monotonic()
         sends += [asyncio.create_task(broker.send(record)) for _ in range(5)]
         sender = broker._senders[False]
-        assert isinstance(sender, CrowdedSender)
         assert sender._second is not None
         while sender._second.under_way < 6:
             assert monotonic() - began < 10
@@ -320,7 +328,6 @@ def test_after_a_failure_the_producer_stays_the_same(
         record = Outgoing(partition.topic, b"k", b"v")
         await broker.send(record)
         sender = broker._senders[False]
-        assert isinstance(sender, CrowdedSender)
         sender.uncertain = True
         crowding[0] = 1.0
         assert [(await broker.send(record)).offset for _ in range(20)] == list(range(1, 21))
@@ -340,7 +347,6 @@ def test_a_second_producer_that_is_broken_gets_nothing(
         crowding[0] = 1.0
         await broker.send(record)
         sender = broker._senders[False]
-        assert isinstance(sender, CrowdedSender)
         assert sender._second is not None
         sender._second._broken = DependencyError("it is fatal")
         crowding[0] = 0.0
@@ -391,7 +397,6 @@ def test_what_is_not_crowded_has_one_producer(
             await broker.send(Outgoing(partition.topic, b"k", b"v"))
             await asyncio.sleep(0.3 / sends)
         sender = broker._senders[False]
-        assert isinstance(sender, CrowdedSender)
         assert sender._second is None
         await broker.close()
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Collection
+from contextlib import suppress
 
-from headrace.errors import DependencyError, HeadraceError, UsageError
-from headrace.infra.local.detached import locked
+from headrace.errors import HeadraceError, UsageError
 from headrace.schemas.recipe.recipe import Recipe
 from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.apply import open_and_apply
@@ -118,22 +116,3 @@ async def _is_replaced(connection: Connection, recipe: Recipe, name: str, life: 
     await enter(log, "ending", theirs.recipe, REPLACED)
     await enter(log, "ended", theirs.recipe, REPLACED)
     return True
-
-
-@contextmanager
-def only_run(folder: Path) -> Iterator[None]:
-    """Holds the run whose files are in `folder`.
-
-    Raises UsageError if another process of this machine holds it: two would start each service
-    twice, and each would end the other's sole writers.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(folder / "run.lock", 0.0))
-        except DependencyError as error:
-            raise UsageError(
-                f"another `headrace run` runs the namespace {folder.name} now. Follow it with "
-                "`headrace dashboard`, or start another run with --namespace"
-            ) from error
-        yield

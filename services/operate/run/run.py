@@ -34,12 +34,13 @@ from headrace.services.operate.processes import Preloader
 from headrace.services.operate.run.children import child_specs, scaled_specs, services_of
 from headrace.services.operate.run.live_view import Status, make_view
 from headrace.services.operate.run.log_notes import LogNotes
-from headrace.services.operate.run.open_run import only_run, open_run
+from headrace.services.operate.run.open_run import open_run
 from headrace.services.operate.run.progress import Check, Progress, violations
 from headrace.services.operate.run.report import Summary, command_line
 from headrace.services.operate.run.run_stack import RunStack
 from headrace.services.operate.run.supervisor import Supervisor, new_launch_folder
 from headrace.services.operate.run.watch import follow_progress
+from headrace.services.operate.up_down.run_lock import only_run
 from headrace.services.operate.verify.running_count import RestartCounts
 
 QUIET_END_S = 60.0

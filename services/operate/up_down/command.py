@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from headrace.errors import UsageError
 from headrace.services.operate.options import json_option, print_json, say, state_option
 
 _PORT = click.IntRange(1, 65_535)
@@ -67,11 +68,14 @@ def up(
 @click.command()
 @state_option
 @click.option("--wipe", is_flag=True, help="Also delete its data: every topic, permanently.")
-def down(state: str, wipe: bool) -> None:
+@click.option("--force", is_flag=True, help="Stop it although a run of --state uses it.")
+def down(state: str, wipe: bool, force: bool) -> None:
     """Stop the local stack of --state.
 
     Its data stays, and the next `headrace up` uses it again, unless you give --wipe. The secrets of
     a secure stack are deleted; the next `headrace up` makes new ones.
+
+    It refuses to stop the stack under a `headrace run`: end that with Ctrl-C first.
 
     \b
     Examples:
@@ -79,6 +83,13 @@ def down(state: str, wipe: bool) -> None:
       headrace down --wipe
     """
     from headrace.infra import local
+    from headrace.services.operate.up_down.run_lock import find_running
 
+    runs = [] if force or local.find(Path(state)) is None else find_running(Path(state))
+    if runs:
+        raise UsageError(
+            f"`headrace run` runs the namespace {', '.join(runs)} now: end it with Ctrl-C, then "
+            "stop the stack, or give --force"
+        )
     stopped = local.down(Path(state), wipe=wipe)
     say("stopped" if stopped else f"no local stack was running in {state}")
