@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _ARCHIVES_KEPT = 4  # of each server: checkouts may have several versions of Java or of the jars
+_QUICK = "-XX:TieredStopAtLevel=1"
+"""Without Java's optimizing compiler. With it Kafka needs nearly half the CPU, once it has compiled
+what runs often. That takes 5 s of CPU, which a run of less than some minutes doesn't get back."""
 _FLAGS = (
     "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
     "-XX:ActiveProcessorCount=2",
     # A server that ends is noticed. One that goes on with an exhausted heap is not.
     "-XX:+ExitOnOutOfMemoryError",
@@ -34,7 +36,7 @@ class JavaRuntime:
 
     java: Path
     class_path: tuple[Path, ...]
-    heap: tuple[str, ...]
+    flags: tuple[str, ...]
     archive: Path  # may not exist yet
     recording: Path | None  # where this run writes an archive when it ends
 
@@ -47,7 +49,7 @@ class JavaRuntime:
         elif self.archive.exists():
             flags.append(f"-XX:AOTCache={self.archive}")
         class_path = ":".join(map(str, self.class_path))
-        return [str(self.java), *self.heap, *_FLAGS, *flags, "-cp", class_path, *arguments]
+        return [str(self.java), *self.flags, *flags, "-cp", class_path, *arguments]
 
 
 def prepare(
@@ -58,13 +60,16 @@ def prepare(
     cache: Path,
     *,
     may_record: bool,
+    lasting: bool = False,
 ) -> JavaRuntime:
     """Returns the runtime of the server `name`.
 
-    With `may_record`, it records a start-up archive if there is none yet.
+    With `may_record`, it records a start-up archive if there is none yet. A `lasting` server
+    optimizes its code while it runs.
     """
-    # Java uses an archive only with the command line and the build of Java that wrote it.
-    fit = "\n".join([_build(java), *map(str, class_path), *heap, *_FLAGS])
+    # Java uses an archive only with the command line and the build of Java that wrote it, but for
+    # its compiler. One that was recorded with the optimizing compiler costs 1.5 s CPU more a start.
+    fit = "\n".join([_build(java), *map(str, class_path), *heap, *_FLAGS, _QUICK])
     archives = archives_folder(cache)
     archives.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256(fit.encode()).hexdigest()[:16]
@@ -72,7 +77,8 @@ def prepare(
     recording = None
     if may_record and not archive.exists():
         recording = archives / f"{name}-{digest}.{uuid.uuid4().hex[:8]}.recording"
-    return JavaRuntime(java, class_path, heap, archive, recording)
+    flags = (*heap, *_FLAGS) if lasting else (*heap, *_FLAGS, _QUICK)
+    return JavaRuntime(java, class_path, flags, archive, recording)
 
 
 def archives_folder(cache: Path) -> Path:

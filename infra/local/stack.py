@@ -50,6 +50,7 @@ def up(
     owner_pid: int | None = None,
     cancelled: Callable[[], bool] = lambda: False,
     record_archives: bool = False,
+    lasting: bool = False,
     roles: Sequence[str] = (),
 ) -> LocalStack:
     """Finds the stack of `state`, or starts the servers that are missing, with their old data.
@@ -58,13 +59,13 @@ def up(
     uses the port that it had, else the usual one (9092, 8081), else a free one; 0 leaves the usual
     one out. A stack that this call starts ends when the process `owner_pid` ends, even if that is
     killed. A stack that already runs keeps its owner. With `record_archives`, servers without a
-    start-up archive start slower, and write one when they end, which takes seconds. With `roles`,
-    the servers accept only clients that authenticate: each role gets credentials, and so does the
-    administrator. Without them, the stack is as secure as it was at its last start.
+    start-up archive start slower, and write one when they end, which takes seconds. A Kafka that is
+    `lasting` optimizes its code, which pays after some minutes. With `roles`, the servers accept
+    only clients that authenticate: each role gets credentials, and so does the administrator.
+    Without them, the stack is as secure as it was at its last start.
 
     Raises UsageError if a given port is taken, the stack runs and is not secure, or an extra is not
-    installed,
-    DependencyError if jars can't be fetched or a server does not start, Cancelled once
+    installed, DependencyError if jars can't be fetched or a server does not start, Cancelled once
     `cancelled()` is true, and KeyboardInterrupt after Ctrl-C. Then it ends all that it has started.
     """
     state = state.resolve()
@@ -79,7 +80,7 @@ def up(
     def interrupted() -> bool:
         return interrupts.noted or cancelled()
 
-    start = Start(state, on_progress, asked, owner, interrupted, roles, record_archives)
+    start = Start(state, on_progress, asked, owner, interrupted, roles, record_archives, lasting)
     try:
         with interrupts, processes.locked(state / "stack.lock", _LOCK_BOUND_S, interrupted):
             start.run()

@@ -76,6 +76,7 @@ class Start:
     interrupted: Callable[[], bool]  # only the thread of `run` calls it
     roles: Sequence[str] = ()  # who gets credentials for a secure stack; none: it is as it was
     records: bool = False  # whether it records the start-up archives that are missing
+    lasting: bool = False  # whether Kafka optimizes its code
     stack: record.Stack = record.NOTHING
     missing: list[record.ServerName] = field(default_factory=list)
     changing: threading.Lock = field(default_factory=threading.Lock)
@@ -214,8 +215,9 @@ class Start:
         kind = KINDS[name]
         found = kind.fetch(jars.load_pins(), self.cache, self.on_progress, self.cancelled)
         run = runtime.prepare(
-            name, self.java, found.class_path, kind.heap, self.cache, may_record=self.records
-        )
+            name, self.java, found.class_path, kind.heap, self.cache,
+            may_record=self.records, lasting=self.lasting and name == "kafka",
+        )  # fmt: skip
         log = self._clear(name)
         if name == "kafka":
             kafka.format_log(run, self.state, log, self.cache, self.cancelled)

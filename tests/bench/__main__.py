@@ -54,13 +54,17 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--scale", type=float, default=1.0, help="of the counts; default 1")
     parser.add_argument("--repeat", type=int, default=1, help="times that each is run")
+    parser.add_argument(
+        "--lasting", action="store_true",
+        help="with a Kafka that optimizes its code, as `headrace up` starts it; repeat to warm it",
+    )  # fmt: skip
     options = parser.parse_args()
     if unknown := set(options.names) - BENCHMARKS.keys():
         parser.error(
             f"no benchmark {', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}"
         )
     figures: list[Figure] = []
-    with a_stack() as cluster:
+    with a_stack(lasting=options.lasting) as cluster:
         for name in options.names or BENCHMARKS:
             for _ in range(options.repeat):
                 figures += asyncio.run(BENCHMARKS[name](cluster, options.scale))

@@ -30,12 +30,17 @@ START_S = 300.0
 
 
 @contextmanager
-def a_stack() -> Iterator[ClusterConfig]:
-    """A Kafka and a registry of their own, on free ports; gone afterwards, data and all."""
+def a_stack(*, lasting: bool = False) -> Iterator[ClusterConfig]:
+    """A Kafka and a registry of their own, on free ports; gone afterwards, data and all.
+
+    A Kafka that is `lasting` optimizes its code meanwhile, as that of `headrace up` does.
+    """
     with TemporaryDirectory(prefix="headrace-bench-") as folder:
         state = Path(folder)
         try:
-            stack = local.up(state, kafka_port=0, registry_port=0, owner_pid=os.getpid())
+            stack = local.up(
+                state, kafka_port=0, registry_port=0, owner_pid=os.getpid(), lasting=lasting
+            )
             yield ClusterConfig(state).connected(stack.bootstrap_servers, stack.registry_url)
         finally:
             local.down(state, wipe=True)

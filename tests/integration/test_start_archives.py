@@ -55,7 +55,8 @@ def archives_of(cache: Path) -> set[str]:
     }
 
 
-def test_a_damaged_archive_is_ignored(cache: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_damaged_archive_is_ignored(cache: Path, tmp_path: Path, lasting: bool) -> None:
     pins, java = jars.load_pins(), jars.java()
     for name, kind in KINDS.items():
         path = kind.class_path(pins, cache)
@@ -65,12 +66,14 @@ def test_a_damaged_archive_is_ignored(cache: Path, tmp_path: Path) -> None:
 
     state = tmp_path / "state"
     try:
-        stack = up(state, kafka_port=0, registry_port=0, owner_pid=os.getpid())
+        stack = up(state, kafka_port=0, registry_port=0, owner_pid=os.getpid(), lasting=lasting)
         used = [psutil.Process(pid).cmdline() for pid in (stack.kafka_pid, stack.registry_pid)]
     finally:
         down(state, wipe=True)
 
     assert all(any("AOTCache=" in word for word in command) for command in used)
+    quick = ["-XX:TieredStopAtLevel=1" in command for command in used]
+    assert quick == [not lasting, True]
 
 
 def test_a_second_recorder_leaves_the_work_to_the_first(cache: Path) -> None:

@@ -53,6 +53,7 @@ def up(
         on_progress=say,
         kafka_port=kafka_port,
         registry_port=registry_port,
+        lasting=True,
         roles=tuple(ACCESS) if secure else (),
     )
     if as_json:
