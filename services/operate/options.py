@@ -24,6 +24,18 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
+
+def together(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Returns a decorator that adds several options to a command, in this order."""
+
+    def add(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
 state_option = click.option(
     "--state", metavar="FOLDER", type=click.Path(file_okay=False), default=".headrace",
     envvar="HEADRACE_STATE", show_default=True, show_envvar=True,
@@ -42,7 +54,7 @@ policy_option = click.option(
 version_option = click.option(
     "--version", type=click.IntRange(min=0), help="Version of the policy. [default: the newest]"
 )
-_METRICS = (
+metrics_options = together(
     click.option(
         "--metrics-port", metavar="PORT", type=click.IntRange(0, 65_535), default=0,
         show_default=True, help="Serve Prometheus metrics at /metrics on this port. 0 disables "
@@ -53,7 +65,8 @@ _METRICS = (
         help="Address on which /metrics listens.",
     ),
 )  # fmt: skip
-_CLUSTER = (
+"""Adds `--metrics-port` and `--metrics-address`."""
+cluster_options = together(
     click.option(
         "--bootstrap-servers", metavar="HOST:PORT", envvar="HEADRACE_BOOTSTRAP_SERVERS",
         show_envvar=True, help="Kafka brokers, separated by commas. [default: the local stack]",
@@ -84,20 +97,7 @@ _CLUSTER = (
         "for each service, and operator.properties for commands; or one such file.",
     ),
 )  # fmt: skip
-
-
-def cluster_options(command: F) -> F:
-    """Adds the options that `cluster_of` reads."""
-    for option in reversed(_CLUSTER):
-        command = option(command)
-    return command
-
-
-def metrics_options(command: F) -> F:
-    """Adds `--metrics-port` and `--metrics-address`."""
-    for option in reversed(_METRICS):
-        command = option(command)
-    return command
+"""Adds the options that `cluster_of` reads."""
 
 
 def cluster_of(options: dict[str, Any], role: str | None = None) -> ClusterConfig:

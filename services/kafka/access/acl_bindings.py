@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import (
@@ -19,6 +19,7 @@ from headrace.services.kafka.broker import Permission
 from headrace.services.kafka.client_settings import KafkaSettings
 from headrace.services.kafka.failures import answer_of, as_failure
 
+A = TypeVar("A", bound=AclBinding)
 ANSWER_S = 30.0
 _ANY: Any = None
 _KINDS: dict[str, Literal["TOPIC", "GROUP", "TRANSACTIONAL_ID"]] = {
@@ -35,7 +36,8 @@ def create_acls(settings: KafkaSettings, permissions: Sequence[Permission]) -> N
     if this principal may not change ACLs.
     """
     with _administering(settings, "create") as admin:
-        answers = admin.create_acls([*map(_binding, permissions)], request_timeout=ANSWER_S)
+        bindings = [_binding(one, AclBinding) for one in permissions]
+        answers = admin.create_acls(bindings, request_timeout=ANSWER_S)
         for answer in answers.values():
             answer_of(answer, ANSWER_S)
 
@@ -67,7 +69,8 @@ def existing_acls(settings: KafkaSettings, principal: str) -> list[Permission]:
 def delete_acls(settings: KafkaSettings, permissions: Sequence[Permission]) -> None:
     """Deletes the ACL of each permission. Blocks. The errors are those of `create_acls`."""
     with _administering(settings, "delete") as admin:
-        answers = admin.delete_acls([*map(_filter, permissions)], request_timeout=ANSWER_S)
+        filters = [_binding(one, AclBindingFilter) for one in permissions]
+        answers = admin.delete_acls(filters, request_timeout=ANSWER_S)
         for answer in answers.values():
             answer_of(answer, ANSWER_S)
 
@@ -79,20 +82,8 @@ def _administering(settings: KafkaSettings, doing: str) -> Iterator[AdminClient]
         yield AdminClient(settings.admin())
 
 
-def _binding(one: Permission) -> AclBinding:
-    return AclBinding(
-        ResourceType[one.resource],
-        one.name,
-        ResourcePatternType.LITERAL,
-        one.principal,
-        "*",
-        AclOperation[one.operation],
-        AclPermissionType.ALLOW,
-    )
-
-
-def _filter(one: Permission) -> AclBindingFilter:
-    return AclBindingFilter(
+def _binding(one: Permission, kind: type[A]) -> A:
+    return kind(
         ResourceType[one.resource],
         one.name,
         ResourcePatternType.LITERAL,

@@ -62,141 +62,129 @@ _CANCELLED = EpisodeEnded(
     attempts=0,
     labels={"team": "search"},
 )
-EXAMPLES: dict[type[Event], tuple[tuple[str, Event], ...]] = {
-    TaskSubmitted: (
-        (
-            "A task for two episodes",
-            TaskSubmitted(
-                **_ORIGIN,
-                tenant="search",
-                agent="default",
-                environment=EnvironmentUse(use="default"),
-                roles={"policy": Use(policy="default", sampling=_SAMPLING)},
-                payload=json.dumps({"question": "Which team wrote this task?"}),
-                samples=2,
-                max_turns=8,
-                max_tokens=512,
-                deadline_s=600,
-                labels={"team": "search"},
-            ),
+EXAMPLES: tuple[tuple[str, Event], ...] = (
+    (
+        "A task for two episodes",
+        TaskSubmitted(
+            **_ORIGIN,
+            tenant="search",
+            agent="default",
+            environment=EnvironmentUse(use="default"),
+            roles={"policy": Use(policy="default", sampling=_SAMPLING)},
+            payload=json.dumps({"question": "Which team wrote this task?"}),
+            samples=2,
+            max_turns=8,
+            max_tokens=512,
+            deadline_s=600,
+            labels={"team": "search"},
         ),
     ),
-    TaskCancelled: (
-        (
-            "The same task is cancelled",
-            TaskCancelled(
-                source=_ORIGIN["source"],
-                task_id=_ORIGIN["task_id"],
-                reason="wrong image",
-                tenant="search",
-            ),
+    (
+        "The same task is cancelled",
+        TaskCancelled(
+            source=_ORIGIN["source"],
+            task_id=_ORIGIN["task_id"],
+            reason="wrong image",
+            tenant="search",
         ),
     ),
-    ActionRequested: (
-        (
-            "A judge is asked for a score",
-            ActionRequested(
-                task=1017,
-                sample=0,
-                call="2",
-                index=1,
-                kind="score",
-                environment=EnvironmentUse(use="jury"),
-                payload=json.dumps({"answer": "the search team"}),
-                expires_at=1_780_301_400_000,
-                digest=_ASKED,
-            ),
+    (
+        "A judge is asked for a score",
+        ActionRequested(
+            task=1017,
+            sample=0,
+            call="2",
+            index=1,
+            kind="score",
+            environment=EnvironmentUse(use="jury"),
+            payload=json.dumps({"answer": "the search team"}),
+            expires_at=1_780_301_400_000,
+            digest=_ASKED,
         ),
     ),
-    ObservationRecorded: (
-        (
-            "The judge's answer, which repeats the numbers and the digest of the action",
-            ObservationRecorded(task=1017, sample=0, call="2", index=1, digest=_ASKED, reward=0.75),
-        ),
+    (
+        "The judge's answer, which repeats the numbers and the digest of the action",
+        ObservationRecorded(task=1017, sample=0, call="2", index=1, digest=_ASKED, reward=0.75),
     ),
-    TrajectoryRecorded: (
-        (
-            "An episode of one turn",
-            TrajectoryRecorded(
-                task=1017,
-                sample=0,
-                **_ORIGIN,
-                **_TIMES,
-                tokenizer="f1d2",
-                agent="default",
-                environment="default",
-                samplings=(_SAMPLING,),
-                turns=(
-                    Turn(
-                        call="1",
-                        policy="default",
-                        context=pack_i32([5, 9, 2, 7]),
-                        tokens=pack_i32([31, 8, 1]),
-                        logprobs=pack_f32([-0.5, -0.25, -1.5]),
-                        versions=pack_i32([0, 11]),
-                        finish="stop",
-                        reward=0.75,
-                        text="the search team",
-                    ),
+    (
+        "An episode of one turn",
+        TrajectoryRecorded(
+            task=1017,
+            sample=0,
+            **_ORIGIN,
+            **_TIMES,
+            tokenizer="f1d2",
+            agent="default",
+            environment="default",
+            samplings=(_SAMPLING,),
+            turns=(
+                Turn(
+                    call="1",
+                    policy="default",
+                    context=pack_i32([5, 9, 2, 7]),
+                    tokens=pack_i32([31, 8, 1]),
+                    logprobs=pack_f32([-0.5, -0.25, -1.5]),
+                    versions=pack_i32([0, 11]),
+                    finish="stop",
+                    reward=0.75,
+                    text="the search team",
                 ),
-                reward=0.75,
-                rewards={"jury": 0.75},
-                ending="finished",
-                labels={"team": "search"},
             ),
+            reward=0.75,
+            rewards={"jury": 0.75},
+            ending="finished",
+            labels={"team": "search"},
         ),
     ),
-    TurnProjected: (
-        (
-            "The same turn as a row",
-            TurnProjected(
-                task=1017,
-                sample=0,
-                turn=0,
-                **_ORIGIN,
-                **_TIMES,
-                tenant="search",
-                agent="default",
-                environment="default",
-                policy="default",
-                call="1",
-                context=(5, 9, 2, 7),
-                context_text="Which team wrote this task?",
-                tokens=(31, 8, 1),
-                text="the search team",
-                logprobs=(-0.5, -0.25, -1.5),
-                versions=(11, 11, 11),
-                version=11,
-                finish="stop",
-                turn_reward=0.75,
-                reward=0.75,
-                rewards={"jury": 0.75},
-                advantage=0.5,
-                ending="finished",
-                labels={"team": "search"},
-            ),
+    (
+        "The same turn as a row",
+        TurnProjected(
+            task=1017,
+            sample=0,
+            turn=0,
+            **_ORIGIN,
+            **_TIMES,
+            tenant="search",
+            agent="default",
+            environment="default",
+            policy="default",
+            call="1",
+            context=(5, 9, 2, 7),
+            context_text="Which team wrote this task?",
+            tokens=(31, 8, 1),
+            text="the search team",
+            logprobs=(-0.5, -0.25, -1.5),
+            versions=(11, 11, 11),
+            version=11,
+            finish="stop",
+            turn_reward=0.75,
+            reward=0.75,
+            rewards={"jury": 0.75},
+            advantage=0.5,
+            ending="finished",
+            labels={"team": "search"},
         ),
     ),
-    EpisodeEnded: (("An episode with a reward", _OUTCOME), ("A cancelled episode", _CANCELLED)),
-    TaskEnded: (
-        (
-            "The result of the task",
-            TaskEnded(
-                task=1017,
-                **_ORIGIN,
-                tenant="search",
-                closed_by="cancelled",
-                outcomes=(_OUTCOME, _CANCELLED),
-                labels={"team": "search"},
-            ),
+    ("An episode with a reward", _OUTCOME),
+    ("A cancelled episode", _CANCELLED),
+    (
+        "The result of the task",
+        TaskEnded(
+            task=1017,
+            **_ORIGIN,
+            tenant="search",
+            closed_by="cancelled",
+            outcomes=(_OUTCOME, _CANCELLED),
+            labels={"team": "search"},
         ),
     ),
-}
-"""The examples of an event, each with what it shows."""
+)
+"""Events, each with what it shows."""
 
 
 def examples_of(event_type: type[Event]) -> list[dict[str, Any]]:
     """Returns the examples of an event for AsyncAPI, with payloads in Avro's JSON encoding."""
+    own = [(summary, event) for summary, event in EXAMPLES if type(event) is event_type]
     return [
         {
             "name": f"{event_type.__name__}-{number}",
@@ -204,7 +192,7 @@ def examples_of(event_type: type[Event]) -> list[dict[str, Any]]:
             "headers": _headers(event),
             "payload": to_avro_json(event),
         }
-        for number, (summary, event) in enumerate(EXAMPLES.get(event_type, ()), 1)
+        for number, (summary, event) in enumerate(own, 1)
     ]
 
 

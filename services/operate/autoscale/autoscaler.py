@@ -63,7 +63,6 @@ class _Window:
     looks: int = 0
     busy: float = 0.0
     load: float = 0.0
-    looked_at_s: float = 0.0
 
     def seconds(self) -> float:
         """The trainer's time that the versions make up, of the policy with the least."""

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.services.operate.options import echo, json_option, print_json
+from headrace.services.operate.options import echo, json_option, print_json, together
 
 if TYPE_CHECKING:
     from headrace.services.operate.conformance.conformance_report import ConformanceReport
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_PLUG_IN = (
+conformance_options = together(
     click.argument("use", metavar="NAME_OR_MODULE:NAME"),
     click.option(
         "--option", "options", metavar="KEY=VALUE", multiple=True,
@@ -28,8 +25,7 @@ _PLUG_IN = (
     ),
     json_option,
 )  # fmt: skip
-
-
+"""Adds the argument `use` and the options `options`, `rules` and `as_json`."""
 payload_option = click.option(
     "--payload", metavar="JSON", default="{}", show_default=True,
     help="The payload of the task, as a JSON object.",
@@ -39,13 +35,6 @@ blocked_option = click.option(
     default=0.5, show_default=True, help="Most seconds for which a call may block the asyncio "
     "loop.",
 )  # fmt: skip
-
-
-def conformance_options(command: F) -> F:
-    """Adds the argument `use` and the options `options`, `rules` and `as_json`."""
-    for option in reversed(_PLUG_IN):
-        command = option(command)
-    return command
 
 
 def plug_in_options(given: tuple[str, ...]) -> dict[str, Any]:

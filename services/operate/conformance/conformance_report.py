@@ -14,7 +14,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from headrace.errors import HeadraceError, UsageError
 from headrace.services.base.concurrency import in_daemon_thread
@@ -26,6 +26,11 @@ CLOSE_S = 10.0
 """Time that what all rules share has to end."""
 TIMES_TO_EXIT = 8
 """How often a plug-in may exit while its tasks are cancelled."""
+LIMIT_S = 60.0
+"""Time that a check has, unless its rule says otherwise."""
+_MARK = "_rule"
+"""The attribute of a check that has what `rule` was given."""
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Violation(Exception):
@@ -53,8 +58,37 @@ class Rule:
     advice: str
     """What to do if it does not."""
     check: Callable[[], Awaitable[None]]
-    limit_s: float = 60.0
+    limit_s: float = LIMIT_S
     """Seconds after which the plug-in counts as hanging."""
+
+
+def rule(advice: str, *, limit_s: float = LIMIT_S) -> Callable[[F], F]:
+    """Makes a method the check of a rule, for `rules_of`.
+
+    The method's name is that of the rule, and its docstring says what must happen.
+    """
+
+    def mark(check: F) -> F:
+        setattr(check, _MARK, (advice, limit_s))
+        return check
+
+    return mark
+
+
+def rules_of(checks: object) -> list[Rule]:
+    """Returns the rules whose checks are methods of an object, in the order of its class."""
+    rules = []
+    for name, method in vars(type(checks)).items():
+        if (mark := getattr(method, _MARK, None)) is not None:
+            advice, limit_s = mark
+            check = getattr(checks, name)
+            rules.append(Rule(name, expected_by(check), advice, check, limit_s))
+    return rules
+
+
+def expected_by(check: Callable[..., object]) -> str:
+    """Returns what must happen, which is the docstring of a rule's check."""
+    return " ".join((check.__doc__ or "").split())
 
 
 @dataclass(frozen=True, slots=True)

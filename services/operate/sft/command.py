@@ -17,6 +17,7 @@ from headrace.services.operate.options import (
     quiet_option,
     say_unless,
     set_option,
+    together,
 )
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from headrace.services.operate.sft.gather_data import WantedData
     from headrace.services.operate.sft.sft_job import SftSettings, SftTarget
 
-_LEARNING = (
+_learning_options = together(
     click.option(
         "--epochs", metavar="N", type=click.IntRange(min=1), default=1, show_default=True,
         help="How often each row is learned.",
@@ -59,12 +60,6 @@ _LEARNING = (
 
 FEW_UPDATES = 20
 """AdamW changes a weight by about the learning rate in an update, so fewer change little."""
-
-
-def _learning_options(command: Any) -> Any:
-    for option in reversed(_LEARNING):
-        command = option(command)
-    return command
 
 
 @click.command()

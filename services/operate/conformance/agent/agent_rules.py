@@ -12,7 +12,7 @@ from headrace.services.operate.conformance.agent.agent_trial import (
 )
 from headrace.services.operate.conformance.agent.outside_calls import outside_calls
 from headrace.services.operate.conformance.agent.scripted_episode import FAILURE
-from headrace.services.operate.conformance.conformance_report import NotChecked, Rule, require
+from headrace.services.operate.conformance.conformance_report import NotChecked, require, rule
 from headrace.services.operate.conformance.traces import (
     Leftovers,
     require_free_loop,
@@ -30,118 +30,49 @@ TOGETHER = 3
 ENDLESS = 1_000_000
 
 
-def agent_rules(trial: AgentTrial) -> list[Rule]:
-    """Returns the rules, in the order in which they are tried."""
-    checks = _AgentChecks(trial)
-    return [*_rules_of_requests(checks), *_rules_of_ends(checks)]
-
-
-def _rules_of_requests(checks: _AgentChecks) -> list[Rule]:
-    return [
-        Rule(
-            "plays_an_episode", "The episode is finished when the environment is done.",
-            "Return from the coroutine when observation.done is true. Raise nothing, and await "
-            "each request.",
-            checks.plays_an_episode,
-        ),
-        Rule(
-            "asks_a_policy", "The agent asks a policy at least once.",
-            "Call episode.generate or episode.chat: otherwise nothing is learned.",
-            checks.asks_a_policy,
-        ),
-        Rule(
-            "rewards_are_finite", "Rewards and metrics are finite numbers.",
-            "Set episode.reward, episode.rewards and episode.metrics to finite numbers.",
-            checks.rewards_are_finite,
-        ),
-        Rule(
-            "repeats_its_requests",
-            "In one process, it asks for the same things if it gets the same answers.",
-            "Use episode.random for random numbers, and no clock. Sort sets. Keep no state outside "
-            "of the coroutine.",
-            checks.repeats_its_requests,
-        ),
-        Rule(
-            "continues_after_a_crash", "With recorded answers it goes on where they end.",
-            "Use episode.gather for requests at the same time, never asyncio.gather.",
-            checks.continues_after_a_crash, limit_s=120,
-        ),
-        Rule(
-            "episodes_are_apart", "Two episodes at the same time do not change each other.",
-            "Keep what belongs to an episode in local variables, not in the class or the module.",
-            checks.episodes_are_apart,
-        ),
-    ]  # fmt: skip
-
-
-def _rules_of_ends(checks: _AgentChecks) -> list[Rule]:
-    return [
-        Rule(
-            "stops_at_its_limit", "At the limit of turns the episode ends.",
-            "Do not catch BaseException, or raise it again: a limit passes through the agent.",
-            checks.stops_at_its_limit,
-        ),
-        Rule(
-            "passes_failures_on", "A failure of the environment ends the attempt.",
-            "Do not catch BaseException, or raise it again: a failure passes through the agent.",
-            checks.passes_failures_on,
-        ),
-        Rule(
-            "ends_when_cancelled", "It ends in time when its task is cancelled.",
-            "Let asyncio.CancelledError pass, and start no asyncio task that outlives it.",
-            checks.ends_when_cancelled,
-        ),
-        Rule(
-            "ends_at_its_deadline", "It ends in time at its deadline.",
-            "Let asyncio.CancelledError pass, and start no asyncio task that outlives it.",
-            checks.ends_at_its_deadline,
-        ),
-        Rule(
-            "blocks_no_loop", "It does not block the asyncio loop.",
-            "Do not compute or wait in the agent: all episodes of a worker wait meanwhile.",
-            checks.blocks_no_loop,
-        ),
-        Rule(
-            "stays_inside", "It connects to nothing and starts no program.",
-            "Move the call into the environment or into a judge, so that its answer is recorded. "
-            "If no request depends on it, give --connects.",
-            checks.stays_inside,
-        ),
-        Rule(
-            "leaves_nothing", "After the episode no process and no asyncio task is left.",
-            "End what you start before the coroutine returns.",
-            checks.leaves_nothing,
-        ),
-    ]  # fmt: skip
-
-
-class _AgentChecks:
-    """The checks of `agent_rules`."""
+class AgentRules:
+    """The rules for agents, in the order in which they are tried."""
 
     def __init__(self, trial: AgentTrial) -> None:
         self._trial = trial
 
+    @rule(
+        "Return from the coroutine when observation.done is true. Raise nothing, and await each "
+        "request."
+    )
     async def plays_an_episode(self) -> None:
+        """The episode is finished when the environment is done."""
         await self._trial.played()
 
+    @rule("Call episode.generate or episode.chat: otherwise nothing is learned.")
     async def asks_a_policy(self) -> None:
+        """The agent asks a policy at least once."""
         played = await self._trial.played()
         asked = [one for one in played.requests.values() if one.startswith("asks ")]
         require(bool(asked), "it asked no policy")
 
+    @rule("Set episode.reward, episode.rewards and episode.metrics to finite numbers.")
     async def rewards_are_finite(self) -> None:
+        """Rewards and metrics are finite numbers."""
         played = (await self._trial.played()).trajectory
         assert played is not None, "the agent asked for something"
         values = {"reward": played.reward or 0.0, **played.rewards, **played.metrics}
         for name, value in values.items():
             require(isfinite(value), f"{name} is {value}")
 
+    @rule(
+        "Use episode.random for random numbers, and no clock. Sort sets. Keep no state outside of "
+        "the coroutine."
+    )
     async def repeats_its_requests(self) -> None:
+        """In one process, it asks for the same things if it gets the same answers."""
         self._trial.require_replayable()
         one, other = await self._trial.played(), await self._trial.played()
         require_same_requests(one.requests, other.requests, "two episodes with the same answers")
 
+    @rule("Use episode.gather for requests at the same time, never asyncio.gather.", limit_s=120)
     async def continues_after_a_crash(self) -> None:
+        """With recorded answers it goes on where they end."""
         self._trial.require_replayable()
         whole = await self._trial.played()
         calls = list(whole.answers)
@@ -160,7 +91,9 @@ class _AgentChecks:
             first, then = whole.outcome.reward, again.outcome.reward
             require(first == then, f"the reward was {first} and then {then}")
 
+    @rule("Keep what belongs to an episode in local variables, not in the class or the module.")
     async def episodes_are_apart(self) -> None:
+        """Two episodes at the same time do not change each other."""
         self._trial.require_replayable()
         trial = self._trial
         scripts = [trial.script.turned(by) for by in range(TOGETHER)]
@@ -171,7 +104,9 @@ class _AgentChecks:
                 one.requests, other.requests, "an episode alone and one beside others"
             )
 
+    @rule("Do not catch BaseException, or raise it again: a limit passes through the agent.")
     async def stops_at_its_limit(self) -> None:
+        """At the limit of turns the episode ends."""
         endless = self._trial.changed(steps=ENDLESS)
         free = self._trial.episode(endless, max_turns=3)
         ending = await self._trial.ended(free)
@@ -186,7 +121,9 @@ class _AgentChecks:
             f"with one turn left it went on after the limit, and the episode ended as {ending!r}",
         )
 
+    @rule("Do not catch BaseException, or raise it again: a failure passes through the agent.")
     async def passes_failures_on(self) -> None:
+        """A failure of the environment ends the attempt."""
         episode = self._trial.episode(self._trial.changed(fails=True))
         ending = await self._trial.ended(episode)
         if all(one.startswith("asks ") for one in episode.requests.values()):
@@ -198,7 +135,9 @@ class _AgentChecks:
             f"the environment failed, and the episode ended as {ending!r}",
         )
 
+    @rule("Let asyncio.CancelledError pass, and start no asyncio task that outlives it.")
     async def ends_when_cancelled(self) -> None:
+        """It ends in time when its task is cancelled."""
         before = Leftovers()
         await require_in_time(self._cancelled, LATE_S, "it took")
         await before.require_none("after it was cancelled")
@@ -218,7 +157,9 @@ class _AgentChecks:
         require(ending == "cancelled", f"the episode ended as {ending!r}")
         return loop.time() - cancelled_at[0]
 
+    @rule("Let asyncio.CancelledError pass, and start no asyncio task that outlives it.")
     async def ends_at_its_deadline(self) -> None:
+        """It ends in time at its deadline."""
         before = Leftovers()
         await require_in_time(self._at_its_deadline, DEADLINE_S + LATE_S, "it took")
         await before.require_none("after its deadline")
@@ -231,11 +172,18 @@ class _AgentChecks:
         require(ending == "deadline", f"the episode ended as {ending!r}")
         return episode.seconds
 
+    @rule("Do not compute or wait in the agent: all episodes of a worker wait meanwhile.")
     async def blocks_no_loop(self) -> None:
+        """It does not block the asyncio loop."""
         await self._trial.played()  # Imports may take long once.
         await require_free_loop(self._trial.played, self._trial.blocked_s)
 
+    @rule(
+        "Move the call into the environment or into a judge, so that its answer is recorded. If "
+        "no request depends on it, give --connects."
+    )
     async def stays_inside(self) -> None:
+        """It connects to nothing and starts no program."""
         if self._trial.connects:
             raise NotChecked("it may connect (--connects)")
         await self._trial.played()  # Imports may start programs once.
@@ -245,7 +193,9 @@ class _AgentChecks:
         found = list(dict.fromkeys([*self._trial.connections, *found]))
         require(not found, f"it did this by itself: {'; '.join(found[:3])}")
 
+    @rule("End what you start before the coroutine returns.")
     async def leaves_nothing(self) -> None:
+        """After the episode no process and no asyncio task is left."""
         await self._trial.played()
         before = Leftovers()
         await self._trial.played()

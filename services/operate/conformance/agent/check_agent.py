@@ -12,13 +12,14 @@ from headrace.services.agent.gateway.clients import ClientAgent
 from headrace.services.agent.gateway.program import Command
 from headrace.services.agent.records import AgentSetup
 from headrace.services.base.plugins import load
-from headrace.services.operate.conformance.agent.agent_rules import agent_rules
+from headrace.services.operate.conformance.agent.agent_rules import AgentRules
 from headrace.services.operate.conformance.agent.agent_trial import SEED, AgentTrial
 from headrace.services.operate.conformance.agent.scripted_episode import NAME, Script
 from headrace.services.operate.conformance.conformance_report import (
     ConformanceReport,
     check_rules,
     chosen,
+    rules_of,
 )
 from headrace.services.tasks.task_maker import Item, make_alone
 
@@ -84,4 +85,4 @@ def check_agent(
         blocked_s,
         connects,
     )
-    return check_rules("agent", use, chosen(agent_rules(trial), rules), say=say)
+    return check_rules("agent", use, chosen(rules_of(AgentRules(trial)), rules), say=say)

@@ -14,9 +14,10 @@ from headrace.services.operate.conformance.conformance_report import (
     ConformanceReport,
     check_rules,
     chosen,
+    rules_of,
 )
-from headrace.services.operate.conformance.engine.answer_rules import answer_rules
-from headrace.services.operate.conformance.engine.swap_rules import swap_rules
+from headrace.services.operate.conformance.engine.answer_rules import AnswerRules
+from headrace.services.operate.conformance.engine.swap_rules import SwapRules
 from headrace.services.operate.conformance.engine.trial import EngineTrial
 from headrace.services.operate.conformance.engine.trial_model import make_trial_model
 
@@ -57,5 +58,5 @@ def check_engine(
             frozen,
             deterministic,
         )
-        wanted = chosen([*answer_rules(trial), *swap_rules(trial)], rules)
+        wanted = chosen([*rules_of(AnswerRules(trial)), *rules_of(SwapRules(trial))], rules)
         return check_rules("engine", use, wanted, say=say)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headrace.errors import BlobError, InfrastructureError
 from headrace.services.inference.engine import EngineOutput, Weights
-from headrace.services.operate.conformance.conformance_report import NotChecked, Rule, require
+from headrace.services.operate.conformance.conformance_report import NotChecked, require, rule
 from headrace.services.operate.conformance.engine.trial import (
     EngineTrial,
     require_whole,
@@ -20,61 +20,15 @@ LONGEST = 4_000
 """Tokens of the longest answer."""
 
 
-def swap_rules(trial: EngineTrial) -> list[Rule]:
-    """Returns the rules, in the order in which they are tried. The last one closes the engine."""
-    checks = _SwapChecks(trial)
-    return [
-        Rule(
-            "a_policy_without_weights_is_refused", "A policy without weights has no answers.",
-            "Raise InfrastructureError('no_weights') in generate().",
-            checks.a_policy_without_weights_is_refused,
-        ),
-        Rule(
-            "new_weights_are_used", "After load(), tokens have the new version and its logprobs.",
-            "Replace the weights before load() returns, and drop caches of the old ones.",
-            checks.new_weights_are_used, limit_s=300,
-        ),
-        Rule(
-            "weights_change_during_an_answer", "An answer continues when weights change.",
-            "Change weights between two tokens, and tag each token with the version that drew it.",
-            checks.weights_change_during_an_answer, limit_s=300,
-        ),
-        Rule(
-            "no_prompt_is_lost_at_a_change", "All prompts are answered while weights change.",
-            "Keep prompts that run or wait when load() is called.",
-            checks.no_prompt_is_lost_at_a_change, limit_s=120,
-        ),
-        Rule(
-            "damaged_weights_leave_the_old_ones", "A damaged or absent file: BlobError.",
-            "Check the file before anything changes, and raise BlobError.",
-            checks.damaged_weights_leave_the_old_ones,
-        ),
-        Rule(
-            "cancelling_frees_the_slot", "A cancelled prompt frees its slot.",
-            "Stop the sequence when generate() is cancelled.",
-            checks.cancelling_frees_the_slot,
-        ),
-        Rule(
-            "prompts_wait_for_a_slot", "Prompts beyond the slots wait, and are answered.",
-            "Queue them inside the engine. capacity().free_slots is never negative.",
-            checks.prompts_wait_for_a_slot,
-        ),
-        Rule(
-            "closing_ends_all", "close() returns in time, and open answers come back.",
-            "Return unfinished answers with finish 'interrupted', and refuse new prompts with "
-            "InfrastructureError('engine_closed').",
-            checks.closing_ends_all,
-        ),
-    ]  # fmt: skip
-
-
-class _SwapChecks:
-    """The checks of `swap_rules`."""
+class SwapRules:
+    """The other rules, in the order in which they are tried. The last one closes the engine."""
 
     def __init__(self, trial: EngineTrial) -> None:
         self._trial = trial
 
+    @rule("Raise InfrastructureError('no_weights') in generate().")
     async def a_policy_without_weights_is_refused(self) -> None:
+        """A policy without weights has no answers."""
         engine = await self._trial.engine()
         try:
             await engine.generate(self._trial.prompt(policy="nobody"))
@@ -82,7 +36,12 @@ class _SwapChecks:
             return
         require(False, "a policy for which load() was never called got an answer")
 
+    @rule(
+        "Replace the weights before load() returns, and drop caches of the old ones.",
+        limit_s=300,
+    )
     async def new_weights_are_used(self) -> None:
+        """After load(), tokens have the new version and its logprobs."""
         for version in (self._trial.version + 1, self._trial.version + 2):
             await self._trial.load(version)
             asked = self._trial.prompt(8, temperature=1.0)
@@ -93,7 +52,12 @@ class _SwapChecks:
             )
             await self._trial.require_right(version, asked, answer)
 
+    @rule(
+        "Change weights between two tokens, and tag each token with the version that drew it.",
+        limit_s=300,
+    )
     async def weights_change_during_an_answer(self) -> None:
+        """An answer continues when weights change."""
         await self._trial.load(self._trial.version + 1)
         context = (await self._trial.engine()).capacity().context
         wanted = 100
@@ -125,7 +89,9 @@ class _SwapChecks:
         await self._trial.load(self._trial.version + 1)
         return await running
 
+    @rule("Keep prompts that run or wait when load() is called.", limit_s=120)
     async def no_prompt_is_lost_at_a_change(self) -> None:
+        """All prompts are answered while weights change."""
         engine = await self._trial.load(self._trial.version + 1)
         asked = [self._trial.prompt(5 + n % 20) for n in range(8 * self._trial.slots)]
         running = [asyncio.create_task(engine.generate(one)) for one in asked]
@@ -140,7 +106,9 @@ class _SwapChecks:
         require(not failed, f"{len(failed)} of {len(asked)} prompts failed: {failed[:1]}")
         require_whole(asked, [task.result() for task in running])
 
+    @rule("Check the file before anything changes, and raise BlobError.")
     async def damaged_weights_leave_the_old_ones(self) -> None:
+        """A damaged or absent file: BlobError."""
         if self._trial.frozen:
             raise NotChecked("the engine serves one fixed version (--frozen)")
         engine = await self._trial.engine()
@@ -158,7 +126,9 @@ class _SwapChecks:
             f"version {self._trial.version} was loaded before, and now {answer.versions} answers",
         )
 
+    @rule("Stop the sequence when generate() is cancelled.")
     async def cancelling_frees_the_slot(self) -> None:
+        """A cancelled prompt frees its slot."""
         engine = await self._trial.engine()
         wanted = min(LONGEST, engine.capacity().context - 10)
         long = self._trial.prompt(wanted)
@@ -177,14 +147,21 @@ class _SwapChecks:
         [answer] = await self._trial.ask(self._trial.prompt(1))
         require(answer.finish == "length", f"the next prompt ended with {answer.finish!r}")
 
+    @rule("Queue them inside the engine. capacity().free_slots is never negative.")
     async def prompts_wait_for_a_slot(self) -> None:
+        """Prompts beyond the slots wait, and are answered."""
         engine = await self._trial.engine()
         asked = [self._trial.prompt(3) for _ in range(3 * self._trial.slots)]
         require_whole(asked, await self._trial.ask(*asked))
         free = engine.capacity().free_slots
         require(free == self._trial.slots, f"{free} of {self._trial.slots} slots are free after it")
 
+    @rule(
+        "Return unfinished answers with finish 'interrupted', and refuse new prompts with "
+        "InfrastructureError('engine_closed')."
+    )
     async def closing_ends_all(self) -> None:
+        """close() returns in time, and open answers come back."""
         engine = await self._trial.engine()
         wanted = min(LONGEST, engine.capacity().context - 10)
         running = asyncio.create_task(engine.generate(self._trial.prompt(wanted)))

@@ -13,13 +13,14 @@ from headrace.services.operate.conformance.conformance_report import (
     ConformanceReport,
     check_rules,
     chosen,
+    rules_of,
 )
 from headrace.services.operate.conformance.environment.environment_trial import (
     KEY,
     EnvironmentTrial,
 )
-from headrace.services.operate.conformance.environment.life_rules import life_rules
-from headrace.services.operate.conformance.environment.observation_rules import observation_rules
+from headrace.services.operate.conformance.environment.life_rules import LifeRules
+from headrace.services.operate.conformance.environment.observation_rules import ObservationRules
 
 ACTIONS = ("0", "1", "a")
 """What the agent does, if nothing else is given."""
@@ -59,7 +60,7 @@ def check_environment(
     trial = EnvironmentTrial(
         *(setup, payload or {}, actions, steps, call_s, blocked_s, persistent, score), namespace
     )
-    wanted = chosen([*observation_rules(trial), *life_rules(trial)], rules)
+    wanted = chosen([*rules_of(ObservationRules(trial)), *rules_of(LifeRules(trial))], rules)
     return check_rules("environment", use, wanted, setup.close_pool, say=say)
 
 

@@ -10,9 +10,9 @@ from headrace.services.env.environment import Environment, Resumable
 from headrace.services.env.setup import CLOSE_S, is_named
 from headrace.services.operate.conformance.conformance_report import (
     NotChecked,
-    Rule,
     Violation,
     require,
+    rule,
 )
 from headrace.services.operate.conformance.environment.environment_trial import (
     EnvironmentTrial,
@@ -26,61 +26,24 @@ BEGUN_S = 0.05
 """Seconds after which a call counts as begun."""
 
 
-def life_rules(trial: EnvironmentTrial) -> list[Rule]:
-    """Returns the rules, in the order in which they are tried."""
-    checks = _LifeChecks(trial)
-    return [
-        Rule(
-            "blocks_no_loop", "No call blocks the asyncio loop.",
-            "Call what is slow with `await asyncio.to_thread(…)`. All episodes of a worker wait "
-            "meanwhile.",
-            checks.blocks_no_loop, limit_s=300,
-        ),
-        Rule(
-            "a_step_after_the_end_returns",
-            "A step after the end comes back: with an observation, or with an exception.",
-            "Note that the episode is over, and answer later steps at once.",
-            checks.a_step_after_the_end_returns, limit_s=300,
-        ),
-        Rule(
-            "a_cancelled_call_ends", "A call that is cancelled ends, and then aclose() works.",
-            "Let asyncio.CancelledError pass, and release what is held in aclose().",
-            checks.a_cancelled_call_ends,
-        ),
-        Rule(
-            "closes_at_any_time", "aclose() works before the reset, too, and when it is repeated.",
-            "Release in aclose() what is there, and nothing else. It has 2 seconds.",
-            checks.closes_at_any_time,
-        ),
-        Rule(
-            "resumes", "After release(), resume() of a new instance finds the same world.",
-            "Find the environment by its name in resume(), and leave it as it is.",
-            checks.resumes, limit_s=300,
-        ),
-        Rule(
-            "refuses_to_resume_what_is_gone",
-            "resume() raises InfrastructureError if there is nothing to resume.",
-            'Raise InfrastructureError("sandbox_lost") in resume().',
-            checks.refuses_to_resume_what_is_gone, limit_s=300,
-        ),
-        Rule(
-            "leaves_nothing", "After aclose() no process and no asyncio task is left.",
-            "End in aclose() what the episode has started.",
-            checks.leaves_nothing, limit_s=300,
-        ),
-    ]  # fmt: skip
-
-
-class _LifeChecks:
-    """The checks of `life_rules`."""
+class LifeRules:
+    """The rules about its life, in the order in which they are tried."""
 
     def __init__(self, trial: EnvironmentTrial) -> None:
         self._trial = trial
 
+    @rule(
+        "Call what is slow with `await asyncio.to_thread(…)`. All episodes of a worker wait "
+        "meanwhile.",
+        limit_s=300,
+    )
     async def blocks_no_loop(self) -> None:
+        """No call blocks the asyncio loop."""
         await require_free_loop(self._trial.played, self._trial.blocked_s)
 
+    @rule("Note that the episode is over, and answer later steps at once.", limit_s=300)
     async def a_step_after_the_end_returns(self) -> None:
+        """A step after the end comes back: with an observation, or with an exception."""
         async with self._trial.environment() as environment:
             played = await self._trial.play(environment)
             if not played.ended:
@@ -92,7 +55,9 @@ class _LifeChecks:
             with suppress(RaisedByPlugIn):
                 await self._trial.observe(environment.step(action), "the step after the end")
 
+    @rule("Let asyncio.CancelledError pass, and release what is held in aclose().")
     async def a_cancelled_call_ends(self) -> None:
+        """A call that is cancelled ends, and then aclose() works."""
         for name in ("reset", "step"):
             async with self._trial.environment(closing=False) as environment:
                 if name == "step":
@@ -114,7 +79,9 @@ class _LifeChecks:
         with suppress(asyncio.CancelledError):
             running.exception()  # Whatever it is, the call has ended.
 
+    @rule("Release in aclose() what is there, and nothing else. It has 2 seconds.")
     async def closes_at_any_time(self) -> None:
+        """aclose() works before the reset, too, and when it is repeated."""
         async with self._trial.environment(closing=False) as environment:
             await self._trial.close(environment)
         async with self._trial.environment(closing=False) as environment:
@@ -122,7 +89,9 @@ class _LifeChecks:
             await self._trial.close(environment)
             await self._trial.close(environment)
 
+    @rule("Find the environment by its name in resume(), and leave it as it is.", limit_s=300)
     async def resumes(self) -> None:
+        """After release(), resume() of a new instance finds the same world."""
         whole = await self._trial.played()
         done = len(whole.observations) // 2
         async with self._trial.environment(closing=False) as environment:
@@ -153,7 +122,9 @@ class _LifeChecks:
         if is_named(environment):
             environment.set_name(f"{self._trial.namespace}.resumes")
 
+    @rule('Raise InfrastructureError("sandbox_lost") in resume().', limit_s=300)
     async def refuses_to_resume_what_is_gone(self) -> None:
+        """resume() raises InfrastructureError if there is nothing to resume."""
         async with self._trial.environment() as environment:
             if not isinstance(environment, Resumable):
                 raise NotChecked("the environment has no resume and release")
@@ -164,7 +135,9 @@ class _LifeChecks:
                 return
         raise Violation("resume of an episode that never began returned")
 
+    @rule("End in aclose() what the episode has started.", limit_s=300)
     async def leaves_nothing(self) -> None:
+        """After aclose() no process and no asyncio task is left."""
         await self._trial.played()  # What all instances share may stay.
         before = Leftovers()
         await self._trial.played()

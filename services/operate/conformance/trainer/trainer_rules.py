@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.services.operate.conformance.conformance_report import NotChecked
+from headrace.services.operate.conformance.conformance_report import NotChecked, expected_by
 from headrace.services.operate.conformance.trainer.observed_run import ObservedRun, Publication
 
 SIGTERM_S = 10.0
@@ -41,6 +41,9 @@ class TrainerEvidence:
         return (self.straight,) if self.killed is None else (self.straight, self.killed)
 
 
+Judge = Callable[[TrainerEvidence], str]
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerRule:
     """One rule of the contract."""
@@ -48,11 +51,26 @@ class TrainerRule:
     name: str
     expected: str
     advice: str
-    judge: Callable[[TrainerEvidence], str]
+    judge: Judge
 
 
+RULES: list[TrainerRule] = []
+"""All rules, in the order in which they are reported."""
+
+
+def _rule(advice: str) -> Callable[[Judge], Judge]:
+    """Adds a judge to RULES: its name is that of the rule, its docstring what must happen."""
+
+    def add(judge: Judge) -> Judge:
+        RULES.append(TrainerRule(judge.__name__, expected_by(judge), advice, judge))
+        return judge
+
+    return add
+
+
+@_rule("Publish version 0 before you read batches.")
 def publishes_version_0(evidence: TrainerEvidence) -> str:
-    """Version 0 comes first, as `initial`."""
+    """The first record is version 0 with status `initial` and no batch."""
     for run in evidence.runs:
         if not run.publications:
             return "no version was published"
@@ -62,8 +80,9 @@ def publishes_version_0(evidence: TrainerEvidence) -> str:
     return ""
 
 
+@_rule("Publish each batch's version before you take the next batch, and skip no batch silently.")
 def versions_in_order(evidence: TrainerEvidence) -> str:
-    """No version is skipped, and none comes back."""
+    """Batch n makes version n, and versions ascend without a gap."""
     for run in evidence.runs:
         newest = -1
         for one in run.publications:
@@ -77,8 +96,9 @@ def versions_in_order(evidence: TrainerEvidence) -> str:
     return ""
 
 
+@_rule("After a start, make the published versions once more without publishing them.")
 def each_version_once(evidence: TrainerEvidence) -> str:
-    """A version is published again only as `resumed`, with other weights or other blobs."""
+    """A version is published again only as `resumed`, because its weights or blobs changed."""
     for run in evidence.runs:
         before: dict[int, Publication] = {}
         for one in run.publications:
@@ -97,8 +117,9 @@ def _stored(one: Publication) -> tuple[object, ...]:
     return one.event.digest, one.event.full, one.event.deltas
 
 
+@_rule("Store the weights first, and compute the digest from the bytes that you stored.")
 def digests_are_right(evidence: TrainerEvidence) -> str:
-    """Each record's digest is that of its weights."""
+    """The digest of each record is that of the weights that it names."""
     for one in (one for run in evidence.runs for one in run.publications):
         if one.digest is None:
             return f"the weights of version {one.version} can't be read: {one.problem}"
@@ -110,8 +131,9 @@ def digests_are_right(evidence: TrainerEvidence) -> str:
     return ""
 
 
+@_rule("Put the topic, partition, offset and digest of the batch's record into `batch`.")
 def names_its_batch(evidence: TrainerEvidence) -> str:
-    """Version n refers to batch n."""
+    """A version that is trained or skipped refers to the location of its batch."""
     for run in evidence.runs:
         for one in run.publications:
             named, batch = one.event.batch, run.batches.get(one.version)
@@ -120,6 +142,7 @@ def names_its_batch(evidence: TrainerEvidence) -> str:
     return ""
 
 
+@_rule("Check that the optimizer steps, and that you publish the weights after the step.")
 def each_batch_trains(evidence: TrainerEvidence) -> str:
     """Every batch that can be trained on changes the weights."""
     versions = evidence.straight.effective()
@@ -134,8 +157,9 @@ def each_batch_trains(evidence: TrainerEvidence) -> str:
     return ""
 
 
+@_rule("Check that loss and gradient norm are finite before the optimizer steps.")
 def skips_a_poison_batch(evidence: TrainerEvidence) -> str:
-    """A batch that can't be trained on is published as skipped, with the weights before it."""
+    """A batch with infinite advantages is published as `skipped`, with the weights before it."""
     tried = [run for run in evidence.runs if evidence.poison in run.batches]
     if not tried:
         raise NotChecked("no run came so far")
@@ -154,13 +178,18 @@ def skips_a_poison_batch(evidence: TrainerEvidence) -> str:
     return ""
 
 
+@_rule("Read the trainer's output. If it is only slow, raise --limit.")
 def makes_every_version(evidence: TrainerEvidence) -> str:
-    """Each version comes in time, also if the trainer was killed before."""
+    """Each version comes in time, also after kill -9 and a start."""
     return "; ".join(failure for run in evidence.runs for failure in run.failures)
 
 
+@_rule(
+    "Save model, optimizer, schedule and random state together with the checkpoint, and load all "
+    "of them."
+)
 def keeps_its_state(evidence: TrainerEvidence) -> str:
-    """An interrupted run ends with the weights of one that nobody disturbed."""
+    """A run with kills ends with the weights of a run without kills."""
     if evidence.killed is None or evidence.killed.failures:
         raise NotChecked("no run with kills came to its end")
     if evidence.distance <= NOISE * evidence.spread:
@@ -179,6 +208,10 @@ def _differ(one: Publication, other: Publication) -> bool:
     return one.event.digest != other.event.digest
 
 
+@_rule(
+    "Publish in transactions with the transactional id of the policy's trainer, and end when the "
+    "broker fences you."
+)
 def is_fenced(evidence: TrainerEvidence) -> str:
     """A trainer that another one has replaced publishes nothing more."""
     if evidence.killed is None or evidence.killed.fenced is None:
@@ -186,6 +219,7 @@ def is_fenced(evidence: TrainerEvidence) -> str:
     return evidence.killed.fenced
 
 
+@_rule("Leave SIGTERM alone, or stop in its handler: what was not published is made again.")
 def ends_on_sigterm(evidence: TrainerEvidence) -> str:
     """SIGTERM ends the process within 10 s."""
     for run in evidence.runs:
@@ -194,86 +228,8 @@ def ends_on_sigterm(evidence: TrainerEvidence) -> str:
     return ""
 
 
+@_rule("End your own child processes, or start them so that they end with their parent.")
 def leaves_no_process(evidence: TrainerEvidence) -> str:
-    """After SIGTERM nothing of the trainer is left."""
+    """After SIGTERM no process of the trainer is left."""
     left = [command for run in evidence.runs for command in run.left_behind]
     return f"{len(left)} processes were left: {left[0]}" if left else ""
-
-
-RULES = (
-    TrainerRule(
-        "publishes_version_0",
-        "The first record is version 0 with status `initial` and no batch.",
-        "Publish version 0 before you read batches.",
-        publishes_version_0,
-    ),
-    TrainerRule(
-        "versions_in_order",
-        "Batch n makes version n, and versions ascend without a gap.",
-        "Publish each batch's version before you take the next batch, and skip no batch silently.",
-        versions_in_order,
-    ),
-    TrainerRule(
-        "each_version_once",
-        "A version is published again only as `resumed`, because its weights or blobs changed.",
-        "After a start, make the published versions once more without publishing them.",
-        each_version_once,
-    ),
-    TrainerRule(
-        "digests_are_right",
-        "The digest of each record is that of the weights that it names.",
-        "Store the weights first, and compute the digest from the bytes that you stored.",
-        digests_are_right,
-    ),
-    TrainerRule(
-        "names_its_batch",
-        "A version that is trained or skipped refers to the location of its batch.",
-        "Put the topic, partition, offset and digest of the batch's record into `batch`.",
-        names_its_batch,
-    ),
-    TrainerRule(
-        "each_batch_trains",
-        "Every batch that can be trained on changes the weights.",
-        "Check that the optimizer steps, and that you publish the weights after the step.",
-        each_batch_trains,
-    ),
-    TrainerRule(
-        "skips_a_poison_batch",
-        "A batch with infinite advantages is published as `skipped`, with the weights before it.",
-        "Check that loss and gradient norm are finite before the optimizer steps.",
-        skips_a_poison_batch,
-    ),
-    TrainerRule(
-        "makes_every_version",
-        "Each version comes in time, also after kill -9 and a start.",
-        "Read the trainer's output. If it is only slow, raise --limit.",
-        makes_every_version,
-    ),
-    TrainerRule(
-        "keeps_its_state",
-        "A run with kills ends with the weights of a run without kills.",
-        "Save model, optimizer, schedule and random state together with the checkpoint, and load "
-        "all of them.",
-        keeps_its_state,
-    ),
-    TrainerRule(
-        "is_fenced",
-        "A trainer that another one has replaced publishes nothing more.",
-        "Publish in transactions with the transactional id of the policy's trainer, and end when "
-        "the broker fences you.",
-        is_fenced,
-    ),
-    TrainerRule(
-        "ends_on_sigterm",
-        "SIGTERM ends the process within 10 s.",
-        "Leave SIGTERM alone, or stop in its handler: what was not published is made again.",
-        ends_on_sigterm,
-    ),
-    TrainerRule(
-        "leaves_no_process",
-        "After SIGTERM no process of the trainer is left.",
-        "End your own child processes, or start them so that they end with their parent.",
-        leaves_no_process,
-    ),
-)
-"""All rules, in the order in which they are reported."""

@@ -90,11 +90,13 @@ def test_other_teams_write_what_the_table_of_topics_says() -> None:
     assert len(operations) == len(list(TOPICS_HERE))
 
 
-@pytest.mark.parametrize("event_type", EXAMPLES, ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "event_type", dict.fromkeys(type(event) for _, event in EXAMPLES), ids=lambda one: one.__name__
+)
 def test_examples_are_records(event_type: type[Event]) -> None:
     examples = document()["components"]["messages"][event_type.__name__]["examples"]
-    assert len(examples) == len(EXAMPLES[event_type])
-    for example, (_, event) in zip(examples, EXAMPLES[event_type], strict=True):
+    events = [event for _, event in EXAMPLES if type(event) is event_type]
+    for example, event in zip(examples, events, strict=True):
         fields = of_json(avsc(event_type), example["payload"], {})
         body = io.BytesIO()
         fastavro.schemaless_writer(body, avsc(event_type), fields)
@@ -106,7 +108,7 @@ def test_examples_are_records(event_type: type[Event]) -> None:
 
 def test_there_are_examples_of_all_that_other_teams_write() -> None:
     written = {one.event for one in TOPICS if one.writer == "any team"}
-    assert written <= set(EXAMPLES)
+    assert written <= {type(event) for _, event in EXAMPLES}
 
 
 @pytest.mark.parametrize(

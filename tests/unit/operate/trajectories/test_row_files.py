@@ -13,7 +13,7 @@ from headrace.services.operate.asyncapi.example_events import EXAMPLES
 from headrace.services.operate.trajectories import row_files
 from headrace.services.operate.trajectories.row_files import JsonlFile, ParquetFile, RowFile
 
-(ROW,) = (one for _, one in EXAMPLES[TurnProjected] if isinstance(one, TurnProjected))
+(ROW,) = (one for _, one in EXAMPLES if isinstance(one, TurnProjected))
 
 
 @pytest.mark.parametrize("kind", [JsonlFile, ParquetFile])
