@@ -14,6 +14,7 @@ import pytest
 from headrace.errors import DependencyError, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
 from headrace.services.env.sandbox.sandbox import Sandbox
+from headrace.services.processes.docker.docker_engine import DockerEngine
 from headrace.services.processes.docker.docker_errors import NotThere
 from tests.sandboxes.bench import Bench, claim, on_engine, view
 from tests.sandboxes.docker_engine import IMAGE
@@ -71,6 +72,23 @@ def test_limits_end_a_command_and_not_its_sandbox(engine: str) -> None:
         assert (await environment.step("ps | grep -c '[s]leep 1000'")).text.startswith("0\n")
 
     on(engine, test, command_s=2)
+
+
+def test_who_kills_a_sandbox_is_responsible_and_not_memory_that_was_used_up_before(
+    engine: str,
+) -> None:
+    async def test(made: Bench) -> None:
+        environment = await made.fresh()
+        assert (await environment.step("python3 -c 'bytearray(10**9)'")).data["exit_code"] == 137
+        assert environment.sandbox is not None
+        assert isinstance(made.engine, DockerEngine)
+        name = str(environment.sandbox.name)
+        await asyncio.sleep(1)  # the engine hears of it by an event
+        await made.engine._call("kill", lambda client: client.kill(name))
+        with pytest.raises(InfrastructureError, match="sandbox_lost"):
+            await environment.step("true")
+
+    on(engine, test)
 
 
 def test_another_worker_finds_it_and_the_first_can_do_nothing_more(engine: str) -> None:
