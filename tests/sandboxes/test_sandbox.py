@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,17 @@ def test_another_worker_finds_it_and_the_first_can_do_nothing_more(engine: str) 
         with pytest.raises(InfrastructureError, match="sandbox_lost"):
             await first.step("echo 2 > n")
         assert (await second.step("cat n")).text == "1\n"
+
+    on(engine, test)
+
+
+def test_a_worker_that_was_frozen_before_a_reset_leaves_the_next_ones_sandbox(engine: str) -> None:
+    async def test(made: Bench) -> None:
+        frozen = await made.take(replace(claim(), repeated=False))
+        following = await made.fresh()
+        with pytest.raises(InfrastructureError, match="sandbox_lost: another worker"):
+            await frozen.reset(view())
+        assert (await following.step("echo lives")).text == "lives\n"
 
     on(engine, test)
 
