@@ -27,6 +27,7 @@ class Group:
     item_id: str
     epoch: int
     rewards: tuple[float, ...]
+    """Without the penalties for length (`overlong_penalty`)."""
     advantages: tuple[float, ...]
     """By the recipe's estimator. If it gives each turn an advantage, this is the one of the turn
     whose advantage is the furthest from 0. 0 for a sample that is masked (`overlong = "mask"`),
@@ -34,7 +35,7 @@ class Group:
     tokens: tuple[int, ...]
     """Trainable tokens of this policy."""
     mean: float
-    """Of the rewards without the penalties for length, those of left out samples included."""
+    """Of the same rewards, those of left out samples included."""
     deviation: float
     """The population's standard deviation of the same rewards."""
     penalised: bool = False

@@ -233,7 +233,7 @@ class _Scorer:
             policy=self._policy,
             item_id=ended.item_id,
             epoch=ended.epoch,
-            rewards=tuple(sample.reward for sample in kept),
+            rewards=tuple(sample.unpenalised for sample in kept),
             advantages=tuple(
                 0.0 if sample.masked else max(one, key=abs)
                 for sample, one in zip(kept, advantages, strict=True)

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 from headrace.errors import InfrastructureError
@@ -61,6 +61,8 @@ class Claim:
     """Offset of the reset in that partition."""
     expires_at: float
     """The episode's deadline, in seconds since the epoch."""
+    repeated: bool = field(default=True, compare=False)
+    """Whether an earlier owner of the partition may have begun the reset."""
 
 
 class Environment(Protocol):

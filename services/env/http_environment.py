@@ -35,7 +35,7 @@ LOST = (409, 410)
 """Statuses of an episode that isn't open, or isn't at the action before this one."""
 BUSY = (408, 425, 429, 502, 503, 504)
 """Statuses of a server that is overloaded or restarts: it is asked again."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 8.0
 """Seconds until a busy server is asked again. They double from the first to the longest."""
 
 
@@ -66,7 +66,7 @@ class Room:
                 answer = await call()
             except Busy as busy:
                 self.busy, after_s, left_s = busy, busy.after_s, until - loop.time()
-                if left_s < pause_s:
+                if left_s < FIRST_PAUSE_S:
                     raise
             else:
                 self.busy = None

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -170,7 +170,8 @@ class EnvShard:
         history: History = (),
         unsure: int = -1,
     ) -> Handle:
-        reset, claim = delivery.event, self._claim(delivery)
+        reset = delivery.event
+        claim = replace(self._claim(delivery), repeated=unsure >= 0)
         setup = self._setups[reset.environment.use]
         step_s = self._step_s.get(reset.environment.use)
         send = self._context.send

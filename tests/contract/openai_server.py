@@ -30,6 +30,8 @@ class Fleet:
         self.token = ""
         self.failing: list[int] = []
         """Statuses of the next answers."""
+        self.retry_after = ""
+        """The header of these answers."""
         self.without: set[str] = set()
         """Fields that answers lack."""
         self.raw = False
@@ -116,6 +118,8 @@ def _handler(fleet: Fleet) -> type[BaseHTTPRequestHandler]:
             data = json.dumps(answer).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
+            if fleet.retry_after:
+                self.send_header("Retry-After", fleet.retry_after)
             with suppress(ConnectionError):  # the client may have given up
                 self.end_headers()
                 self.wfile.write(data)

@@ -146,6 +146,28 @@ def test_a_busy_server_is_asked_again_for_a_bounded_time(
     drive(main)
 
 
+def test_a_busy_server_is_left_alone_for_as_long_as_it_says(
+    model: Path, served: tuple[Fleet, str]
+) -> None:
+    fleet, address = served
+
+    async def main() -> None:
+        engine = make(model, address, timeout_s=5.0)
+        await engine.load(weights(model, 0))
+        fleet.failing, fleet.retry_after = [429], "2"
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        assert len((await engine.generate(prompt())).tokens) == 5
+        assert loop.time() - began >= 2
+        fleet.failing, fleet.retry_after, before = [429, 429], "3600", len(fleet.asked)
+        with pytest.raises(InfrastructureError, match="answered 429"):
+            await engine.generate(prompt())
+        assert len(fleet.asked) == before + 1
+        await engine.close(1)
+
+    drive(main)
+
+
 def test_an_absent_server_is_a_failure_of_the_infrastructure(model: Path) -> None:
     async def main() -> None:
         engine = make(model, "http://127.0.0.1:9", tries=1, context=CONTEXT)

@@ -51,6 +51,39 @@ async def say(engine: DockerEngine, name: str, command: str) -> tuple[bytes, int
     return said, await engine.exit_code(run)
 
 
+def test_memory_ended_a_container_only_if_nobody_killed_it(engine: str) -> None:
+    """A command runs out of memory. Then somebody kills the container, or it ends of that."""
+    flood = "held = []\nwhile True:\n    held.append(bytearray(2**22))"
+
+    async def killed(spoken_to: DockerEngine, number: int) -> bool:
+        async with one_container(spoken_to, memory_mb=64, disk_mb=16) as name:
+            assert await say(spoken_to, name, f"exec python3 -c '{flood}'") == (b"", 137)
+            await asyncio.sleep(1)  # the engine hears of it by an event
+            await spoken_to._call("kill", lambda client: client.kill(name, number))
+            await spoken_to.ended(name)
+            assert (await spoken_to.inspect(name))["State"]["OOMKilled"], "it was earlier"
+            return await spoken_to.out_of_memory(name)
+
+    async def ended_itself(spoken_to: DockerEngine) -> bool:
+        name = f"test-engine-{uuid.uuid4().hex[:8]}"
+        limits = Limits(memory_mb=64, disk_mb=16)
+        body = container(limits, IMAGE, {}, 600) | {"Entrypoint": ["python3", "-c", flood]}
+        try:
+            await spoken_to.create(name, body)
+            await spoken_to.ended(name)
+            return await spoken_to.out_of_memory(name)
+        finally:
+            await spoken_to.remove(name)
+            await spoken_to.aclose()
+
+    async def main() -> None:
+        assert not await killed(DockerEngine(engine), signal.SIGKILL)
+        assert not await killed(DockerEngine(engine), signal.SIGTERM)
+        assert await ended_itself(DockerEngine(engine))
+
+    asyncio.run(asyncio.wait_for(main(), BOUND_S))
+
+
 @pytest.mark.parametrize("commands", [50, pytest.param(200, marks=pytest.mark.long)])
 def test_many_commands_are_open_at_once_and_leave_nothing(engine: str, commands: int) -> None:
     async def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 from headrace.errors import DependencyError, InfrastructureError, UsageError
 from headrace.schemas.events import EnvironmentUse
 from headrace.services.env.sandbox.sandbox import Sandbox
+from headrace.services.processes.docker.docker_engine import DockerEngine
 from headrace.services.processes.docker.docker_errors import NotThere
 from tests.sandboxes.bench import Bench, claim, on_engine, view
 from tests.sandboxes.docker_engine import IMAGE
@@ -73,6 +75,23 @@ def test_limits_end_a_command_and_not_its_sandbox(engine: str) -> None:
     on(engine, test, command_s=2)
 
 
+def test_who_kills_a_sandbox_is_responsible_and_not_memory_that_was_used_up_before(
+    engine: str,
+) -> None:
+    async def test(made: Bench) -> None:
+        environment = await made.fresh()
+        assert (await environment.step("python3 -c 'bytearray(10**9)'")).data["exit_code"] == 137
+        assert environment.sandbox is not None
+        assert isinstance(made.engine, DockerEngine)
+        name = str(environment.sandbox.name)
+        await asyncio.sleep(1)  # the engine hears of it by an event
+        await made.engine._call("kill", lambda client: client.kill(name))
+        with pytest.raises(InfrastructureError, match="sandbox_lost"):
+            await environment.step("true")
+
+    on(engine, test)
+
+
 def test_another_worker_finds_it_and_the_first_can_do_nothing_more(engine: str) -> None:
     async def test(made: Bench) -> None:
         mine = claim(task=3)
@@ -85,6 +104,17 @@ def test_another_worker_finds_it_and_the_first_can_do_nothing_more(engine: str) 
         with pytest.raises(InfrastructureError, match="sandbox_lost"):
             await first.step("echo 2 > n")
         assert (await second.step("cat n")).text == "1\n"
+
+    on(engine, test)
+
+
+def test_a_worker_that_was_frozen_before_a_reset_leaves_the_next_ones_sandbox(engine: str) -> None:
+    async def test(made: Bench) -> None:
+        frozen = await made.take(replace(claim(), repeated=False))
+        following = await made.fresh()
+        with pytest.raises(InfrastructureError, match="sandbox_lost: another worker"):
+            await frozen.reset(view())
+        assert (await following.step("echo lives")).text == "lives\n"
 
     on(engine, test)
 

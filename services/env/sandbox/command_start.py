@@ -244,11 +244,11 @@ class CommandStart:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(DYING_S):  # its state may lag behind its end
                         await self._engine.ended(self._name)
-                state = (await self._engine.inspect(self._name))["State"]
+                if not (await self._engine.inspect(self._name))["State"].get("Running"):
+                    memory = await self._engine.out_of_memory(self._name)
+                    return Evidence(running=False, out_of_memory=memory)
             except NotThere:
                 return Evidence(exists=False, running=False)
-            if not state.get("Running"):
-                return Evidence(running=False, out_of_memory=bool(state.get("OOMKilled")))
         return Evidence(full=full, survivors=max(0, processes - MOST_PIDS))
 
     async def _end_of(self, run_id: str | None, limit_s: float) -> tuple[int | None, bool]:

@@ -12,6 +12,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -229,16 +230,21 @@ class DockerSetup:
     async def clear(self, claim: Claim) -> None:
         """Remove the containers of this claim and of earlier attempts, never of a later one.
 
-        An attempt may have a second environment, whose actions are in another partition.
+        An attempt may have a second environment, whose actions are in another partition. If nobody
+        began this reset before, only a later owner of the partition can have a container of it:
+        this worker was frozen. Raises InfrastructureError then, and leaves the container alone.
         """
         for host, name, found in await self.hosts.of_episode(claim):
+            if name.is_of(claim) and not claim.repeated:
+                message = "another worker has taken its partition over, and made its container"
+                raise InfrastructureError("sandbox_lost", message)
             if name.is_of(claim) or name.attempt < claim.attempt:
                 await host.discard(found, "left by an earlier attempt")
 
     async def remove(self, environment: DockerEnvironment) -> None:
         """Remove an environment's container, even if it was still being made."""
         if environment.sandbox is None:
-            await self.clear(environment.claim)
+            await self.clear(replace(environment.claim, repeated=True))
             return
         await environment.host.remove(environment.sandbox.name)
 

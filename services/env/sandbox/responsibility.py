@@ -20,7 +20,7 @@ class Evidence:
     exists: bool = True
     running: bool = True
     out_of_memory: bool = False
-    """The kernel killed a process of it because its memory was used up."""
+    """It ended because its memory was used up."""
     full: bool = False
     """Its processes or its memory are used up."""
     responds: bool = False

@@ -35,7 +35,10 @@ class SandboxEngine(Protocol):
         """Kill and remove a container, unless it is already gone."""
 
     async def inspect(self, name: str) -> Mapping[str, Any]:
-        """Return `State` with `Running` and `OOMKilled`."""
+        """Return `State` with `Running`."""
+
+    async def out_of_memory(self, name: str) -> bool:
+        """Return whether a container that does not run ended because its memory was used up."""
 
     async def ended(self, name: str) -> None:
         """Wait until a container does not run."""

@@ -20,6 +20,7 @@ from headrace.services.log.event_log import EventLog
 from headrace.services.namespace.run_life import follow_life
 from headrace.services.operate.autoscale.autoscaler import Scaling
 from headrace.services.operate.autoscale.follow_scaling import follow_scaling
+from headrace.services.operate.options import say
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ async def _until_ended(log: EventLog) -> None:
     async with aclosing(follow_life(log)) as lives:
         async for life in lives:
             if life.ended is not None:
+                say(f"{log.topics.namespace}: the run has ended ({life.ended.reason})")
                 return
 
 

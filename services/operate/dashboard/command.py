@@ -54,6 +54,7 @@ def dashboard(
       headrace dashboard --bootstrap-servers broker:9092 --registry-url http://registry:8081
     """
     import asyncio
+    import sys
 
     from headrace.services.operate.dashboard.dashboard import (
         Address,
@@ -66,7 +67,7 @@ def dashboard(
     if parent_fd is not None:
         configure_logging("dashboard", debug=debug)
 
-    async def serve() -> None:
+    async def serve() -> str:
         stopping = asyncio.Event()
         stopper = Stopper(stopping, asyncio.Event(), None)
         stopper.stop_on_signals()
@@ -80,5 +81,7 @@ def dashboard(
             on_url=echo,
             stopping=stopping,
         )
+        return stopper.reason
 
-    asyncio.run(serve())
+    if asyncio.run(serve()) == "SIGINT":
+        sys.exit(130)

@@ -29,6 +29,8 @@ class Stopper:
         self, stopping: asyncio.Event, draining: asyncio.Event, drain_s: float | None
     ) -> None:
         """`drain_s` is None if the service does not drain. SIGUSR1 then stops it."""
+        self.reason = ""
+        """Why it asked the service to stop."""
         self._stopping = stopping
         self._draining = draining
         self._drain_s = drain_s
@@ -42,6 +44,7 @@ class Stopper:
             return
         logger.info("stopping: %s", reason)
         end_garbage_collection()
+        self.reason = reason
         self._stopping.set()
         # The timer is a thread because the event loop may be what hangs.
         timer = threading.Timer(DRAIN_S, _exit_by_force)

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -39,6 +40,8 @@ CALL_S = 60
 """Seconds that the engine has for one call. A busy host takes several to start a container."""
 PULL_S = 900
 """Seconds that an image has to be pulled."""
+KILLED, NOTED_S = 137, 1.0
+"""The exit code of what SIGKILL ended, and the seconds until the engine has noted who sent it."""
 
 
 class DockerEngine:
@@ -154,6 +157,26 @@ class DockerEngine:
     async def inspect(self, name: str) -> Mapping[str, Any]:
         """Returns a container's state. Raises NotThere if there is no such container."""
         return await self._call(f"inspect {name}", lambda client: client.inspect_container(name))
+
+    async def out_of_memory(self, name: str) -> bool:
+        """Returns whether a container that does not run ended because its memory was used up.
+
+        `OOMKilled` also stays from a process that the kernel killed earlier. So it does not count
+        if somebody has killed the container: the engine's newest events say that.
+        """
+        found = await self.inspect(name)
+        state = found["State"]
+        if not state.get("OOMKilled") or state.get("ExitCode") != KILLED:
+            return False
+        began, ended = (
+            datetime.fromisoformat(state[key]).timestamp() for key in ("StartedAt", "FinishedAt")
+        )
+        which: dict[str, Any] = {"since": f"{began:.6f}", "until": f"{ended + NOTED_S:.6f}"}
+        which["filters"] = {"container": found["Id"], "event": "kill"}
+        kills = await self._call(
+            f"look who killed {name}", lambda client: list(client.events(decode=True, **which))
+        )
+        return all(one["Actor"]["Attributes"].get("signal") != "9" for one in kills)
 
     async def containers(
         self, labels: Mapping[str, str], name: str = "", ancestor: str = ""

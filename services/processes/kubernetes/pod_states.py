@@ -27,9 +27,13 @@ def state_of(pod: Mapping[str, Any]) -> str:
 
 
 def out_of_memory(pod: Mapping[str, Any]) -> bool:
-    """Returns whether the sandbox ended because its own memory was used up."""
+    """Returns whether the sandbox ended because its own memory was used up.
+
+    A pod that is removed or evicted may have this reason of a process that was killed earlier.
+    """
     ended = _container(pod).get("state", {}).get("terminated", {})
-    return ended.get("reason") == "OOMKilled" and not pod["status"].get("reason")
+    others = pod["status"].get("reason") or state_of(pod) == "removing"
+    return ended.get("reason") == "OOMKilled" and not others
 
 
 def digest_of(pod: Mapping[str, Any]) -> str:

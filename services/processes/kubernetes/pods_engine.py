@@ -159,8 +159,11 @@ class PodsEngine:
     async def inspect(self, name: str) -> Mapping[str, Any]:
         """Returns a sandbox's state. Raises NotThere if it is gone, or has another name."""
         pod = await self._named(name)
-        running = state_of(pod) == "running"
-        return {"State": {"Running": running, "OOMKilled": out_of_memory(pod)}}
+        return {"State": {"Running": state_of(pod) == "running"}}
+
+    async def out_of_memory(self, name: str) -> bool:
+        """Returns whether a sandbox that does not run ended because its memory was used up."""
+        return out_of_memory(await self._named(name))
 
     async def ended(self, name: str) -> None:
         """Waits until a sandbox does not run. The caller bounds the time."""

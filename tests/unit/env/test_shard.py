@@ -268,6 +268,27 @@ def test_it_is_rebuilt_from_recorded_actions_and_does_the_newest_again() -> None
     run(test)
 
 
+def test_a_claim_says_whether_an_earlier_owner_may_have_begun_the_reset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken: dict[int, bool] = {}
+
+    async def take(_: object, use: EnvironmentUse, claim: Claim) -> Counter:
+        taken[claim.task] = claim.repeated
+        return Counter()
+
+    monkeypatch.setattr(EnvironmentSetup, "take", take)
+
+    async def test(bench: Bench) -> None:
+        await bench.feed(action(0, "reset"))
+        await bench.live()
+        await bench.feed(action(0, "reset", task=2))
+        await bench.context.answers(2)
+        assert taken == {1: True, 2: False}
+
+    run(test)
+
+
 def test_a_world_that_differs_when_rebuilt_is_a_failure() -> None:
     async def test(bench: Bench) -> None:
         Counter.unlike = 1

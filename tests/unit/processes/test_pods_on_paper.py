@@ -104,8 +104,9 @@ def test_what_ended_a_sandbox_is_read_from_its_pod() -> None:
     assert [state_of(each) for each in (POD, pod({"running": {}}), pod(killed))] == [
         "created", "running", "exited",
     ]  # fmt: skip
-    going = {**pod({"running": {}}), "metadata": {**POD["metadata"], "deletionTimestamp": "now"}}
-    assert state_of(going) == "removing"
+    leaving = {"metadata": {**POD["metadata"], "deletionTimestamp": "now"}}
+    assert state_of({**pod({"running": {}}), **leaving}) == "removing"
+    assert not out_of_memory({**pod(killed), **leaving})
     assert described(pod({"running": {}}))["Labels"]["headrace.digest"] == "sha256:1"
 
 

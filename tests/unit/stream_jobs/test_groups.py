@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
@@ -146,6 +147,14 @@ def test_a_penalty_for_length_does_not_change_what_mean_reward_drops(
     assert closed.mean == pytest.approx(reward - 0.7 / 3)
 
 
+def test_a_filter_sees_rewards_of_which_the_mean_is_that_of_the_group() -> None:
+    groups = {"filters": [f"{HERE}:rewards_disagree"], "advantage": "dr_grpo"}
+    closed = long_answers(1.0, 0.0, penalty=0.3, groups=groups)
+    assert closed.reason == ""
+    rewards = [sample.reward for sample in closed.samples]
+    assert rewards == pytest.approx([0.7, 0.0]), "what is learned from has the penalty"
+
+
 def test_only_a_recipe_that_penalises_length_has_its_penalty() -> None:
     closed = long_answers(1.0, 1.0, penalty=0.3, agents={"default": {}})
     assert (closed.verdict, closed.passed) == ("scored", 1), "the environment has named it so"
@@ -279,6 +288,12 @@ def test_an_unknown_estimator_names_the_choices() -> None:
 
 def too_easy(group: Group) -> str | None:
     return "too_easy" if group.mean >= 1.0 else None
+
+
+def rewards_disagree(group: Group) -> str | None:
+    means = group.mean == pytest.approx(fmean(group.rewards))
+    deviates = group.deviation == pytest.approx(pstdev(group.rewards))
+    return None if means and deviates else "rewards_disagree"
 
 
 def one_value(rewards: Sequence[float]) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from random import uniform
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ from headrace.errors import InfrastructureError, UsageError
 from headrace.schemas.recipe.resources.engine_settings import OpenaiOptions
 
 PAUSE_S = 0.5
-"""Seconds before the second try. Each further pause is twice as long, and at most LAST_PAUSE_S."""
+"""Most seconds before the second try. Each further pause is twice as long, up to LAST_PAUSE_S."""
 LAST_PAUSE_S = 8.0
 BUSY = (408, 425, 429, 500, 502, 503, 504)
 """Statuses of a server that is overloaded, failed or restarts: it is asked again."""
@@ -21,6 +22,15 @@ MOST_BYTES = 64 * 1024 * 1024
 """Size of the largest answer."""
 SHOWN = 300
 """Characters of a server's message that are shown."""
+
+
+class ServerBusy(InfrastructureError):
+    """The server is overloaded, failed or restarts."""
+
+    def __init__(self, message: str, after: str) -> None:
+        """`after` is its header `Retry-After`. A date counts as if it were absent."""
+        super().__init__("engine_failed", message)
+        self.after_s = float(after) if after.isascii() and after.isdecimal() else 0.0
 
 
 class CompletionClient:
@@ -70,17 +80,24 @@ class CompletionClient:
     async def _ask(
         self, method: str, url: str, body: Mapping[str, Any] | None, limit_s: float
     ) -> dict[str, Any]:
-        """Asks until an answer comes, for at most `tries` times and `limit_s` seconds in all."""
-        pause_s = PAUSE_S
+        """Asks until an answer comes, for at most `tries` times and `limit_s` seconds in all.
+
+        If the server wants to be left alone for longer than that, its answer counts at once.
+        """
+        pause_s, loop = PAUSE_S, asyncio.get_running_loop()
+        until = loop.time() + limit_s
         try:
             async with asyncio.timeout(limit_s):
                 for left in reversed(range(self._options.tries)):
                     try:
                         return await self._once(method, url, body)
                     except InfrastructureError as error:
-                        if not left or not error.retryable:
+                        after_s = error.after_s if isinstance(error, ServerBusy) else 0.0
+                        # Not all prompts ask again at the same time.
+                        wait_s = max(pause_s * uniform(0.5, 1.0), after_s * uniform(1.0, 1.5))
+                        if not left or not error.retryable or loop.time() + wait_s >= until:
                             raise
-                    await asyncio.sleep(pause_s)
+                    await asyncio.sleep(wait_s)
                     pause_s = min(2 * pause_s, LAST_PAUSE_S)
         except TimeoutError:
             raise InfrastructureError(
@@ -105,12 +122,12 @@ class CompletionClient:
                 method, url, json=body, allow_redirects=False, headers=self._headers_for(url)
             ) as response:
                 data = await _read(response, url)
-                status = response.status
+                status, after = response.status, response.headers.get("Retry-After", "")
         except (self._aiohttp.ClientError, OSError) as error:
             raise InfrastructureError(
                 "engine_unreachable", f"{url}: {type(error).__name__}: {error}"
             ) from error
-        return _parsed(url, status, data)
+        return _parsed(url, status, data, after)
 
 
 async def _read(response: Any, url: str) -> bytes:
@@ -124,7 +141,7 @@ async def _read(response: Any, url: str) -> bytes:
     return bytes(data)
 
 
-def _parsed(url: str, status: int, data: bytes) -> dict[str, Any]:
+def _parsed(url: str, status: int, data: bytes, after: str) -> dict[str, Any]:
     """Returns the JSON object of an answer. Raises InfrastructureError if it is none."""
     said = data[:SHOWN].decode(errors="replace")
     if status in FORBIDDEN:
@@ -133,9 +150,11 @@ def _parsed(url: str, status: int, data: bytes) -> dict[str, Any]:
             f"{url} answered {status}: check engine.options.token: {said}",
             retryable=False,
         )
+    if status in BUSY:
+        raise ServerBusy(f"{url} answered {status}: {said}", after)
     if not 200 <= status < 300:
         raise InfrastructureError(
-            "engine_failed", f"{url} answered {status}: {said}", retryable=status in BUSY
+            "engine_failed", f"{url} answered {status}: {said}", retryable=False
         )
     try:
         found = json.loads(data)
