@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="times that each is run")
     parser.add_argument(
         "--lasting", action="store_true",
-        help="with a Kafka that optimizes its code, as `headrace up` starts it; repeat to warm it",
+        help="with a Kafka that optimizes its code, as `headrace run` has it; repeat to warm it",
     )  # fmt: skip
     options = parser.parse_args()
     if unknown := set(options.names) - BENCHMARKS.keys():

@@ -33,7 +33,7 @@ START_S = 300.0
 def a_stack(*, lasting: bool = False) -> Iterator[ClusterConfig]:
     """A Kafka and a registry of their own, on free ports; gone afterwards, data and all.
 
-    A Kafka that is `lasting` optimizes its code meanwhile, as that of `headrace up` does.
+    A Kafka that is `lasting` optimizes its code meanwhile, as that of `headrace run` does.
     """
     with TemporaryDirectory(prefix="headrace-bench-") as folder:
         state = Path(folder)

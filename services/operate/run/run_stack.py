@@ -48,6 +48,7 @@ class RunStack:
                 on_progress=self.on_progress,
                 owner_pid=os.getpid(),
                 cancelled=interrupted,
+                lasting=True,
                 roles=self.roles,
             )
         except local.Cancelled:
@@ -76,7 +77,9 @@ class RunStack:
             if await asyncio.to_thread(local.find, self.cluster.state) is not None:
                 continue
             self.on_restart("a part of the local stack died: starting it again")
-            stack = await asyncio.to_thread(local.up, self.cluster.state, owner_pid=os.getpid())
+            stack = await asyncio.to_thread(
+                local.up, self.cluster.state, owner_pid=os.getpid(), lasting=True
+            )
             if stack.bootstrap_servers != connected.bootstrap_servers:
                 raise DependencyError(
                     f"the local broker moved to {stack.bootstrap_servers}, because another process "
