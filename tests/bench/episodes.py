@@ -155,7 +155,7 @@ def _latency(live: int, turns: tuple[list[float], ...], spent: str) -> list[Figu
     whole, generations = (quantiles(values, n=20) for values in turns)
     what = f"added latency a turn, {live} live"
     note = f"{len(turns[0])} turns, generate alone p50 {generations[9]:.2f} ms; {spent}"
-    bars = ("4 ms", "2.5 ms") if live == 1 else ("", "")
+    bars = ("4 ms", "2.5 ms") if live == 1 else ("12 ms", "8 ms")
     return [
         Figure(f"{what}, p50", f"{whole[9]:.2f} ms", *bars, note),
         Figure(f"{what}, p95", f"{whole[18]:.2f} ms"),
