@@ -16,8 +16,8 @@ from pathlib import Path
 
 _ARCHIVES_KEPT = 4  # of each server: checkouts may have several versions of Java or of the jars
 _QUICK = "-XX:TieredStopAtLevel=1"
-"""Without Java's optimizing compiler. With it Kafka needs nearly half the CPU, once it has compiled
-what runs often. That takes 5 s of CPU, which the stack of a test doesn't get back."""
+"""Switches Java's optimizing compiler off. With it Kafka needs about half as much CPU, once what
+runs often is compiled. That takes 5 s of CPU, which the stack of a test doesn't get back."""
 _FLAGS = (
     "-XX:+UseSerialGC",
     "-XX:ActiveProcessorCount=2",

@@ -13,6 +13,9 @@ import psutil
 
 from headrace.infra import local
 
+WORKERS = ("tests.bench.work", "tests.bench.bare", "tests.bench.bare_trajectories")
+"""Modules that run as processes whose first argument is their kind of work."""
+
 
 class CpuWatch:
     """CPU seconds of this process's children and of the broker, since the watch was made."""
@@ -62,4 +65,4 @@ def _service(child: psutil.Process) -> str | None:
     command = child.cmdline()
     if "serve" in command[3:5]:
         return command[command.index("serve") + 1]
-    return command[3] if command[2:3] and command[2].startswith("tests.bench.") else None
+    return command[3] if "".join(command[2:3]) in WORKERS else None

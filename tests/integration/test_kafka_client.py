@@ -285,6 +285,27 @@ def test_records_keep_their_order_while_producers_change(
     drive(main)
 
 
+@pytest.mark.parametrize(
+    ("sends", "crowded"), [({"a": 200, "b": 200, "c": 200}, False), ({"a": 260, "b": 1}, True)]
+)
+def test_gathered_records_are_crowded_if_one_topic_has_many(
+    kafka: str, monkeypatch: pytest.MonkeyPatch, sends: dict[str, int], crowded: bool
+) -> None:
+    """A request has records of one partition, so those of other topics don't come together."""
+    monkeypatch.setattr(ProcessorWait, "share", lambda _: 1.0)
+
+    async def main() -> None:
+        broker = KafkaBroker(KafkaSettings(kafka, "test"))
+        broker.prepare_sends(gathered=True)
+        sender = broker._senders[True]
+        sender._sends.update(sends)
+        sender._look(sender._looked_at + producer.LOOK_S)
+        assert (sender._second is not None) == crowded
+        await broker.close()
+
+    drive(main)
+
+
 def test_a_record_that_stays_does_not_hold_up_the_others(
     kafka: str, namespace: str, crowding: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
