@@ -224,7 +224,8 @@ def main() -> None:
     parser.add_argument("--python", action="append", help="an interpreter; repeatable")
     parser.add_argument("--set", action="append", default=[], dest="settings", metavar="KEY=VALUE")
     options = parser.parse_args()
-    pythons: list[str] = options.python or [sys.executable]
+    # Each run has a folder of its own. Links stay: a virtual environment is found by its path.
+    pythons = [str(Path(python).absolute()) for python in options.python or [sys.executable]]
     settings = options.settings + ([] if options.learn else ["stop.versions=1"])
     runs: dict[str, list[Measured]] = {python: [] for python in pythons}
     for number in range(options.runs):

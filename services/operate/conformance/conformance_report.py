@@ -82,13 +82,9 @@ def rules_of(checks: object) -> list[Rule]:
         if (mark := getattr(method, _MARK, None)) is not None:
             advice, limit_s = mark
             check = getattr(checks, name)
-            rules.append(Rule(name, expected_by(check), advice, check, limit_s))
+            expected = " ".join((check.__doc__ or "").split())
+            rules.append(Rule(name, expected, advice, check, limit_s))
     return rules
-
-
-def expected_by(check: Callable[..., object]) -> str:
-    """Returns what must happen, which is the docstring of a rule's check."""
-    return " ".join((check.__doc__ or "").split())
 
 
 @dataclass(frozen=True, slots=True)

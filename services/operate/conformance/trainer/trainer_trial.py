@@ -20,9 +20,8 @@ from headrace.services.namespace.connect import Connection
 from headrace.services.operate.acls.grant import grant_access
 from headrace.services.operate.conformance.conformance_report import (
     ConformanceReport,
-    NotChecked,
-    RuleFinding,
-    Verdict,
+    check_rules,
+    rules_of,
 )
 from headrace.services.operate.conformance.trainer.fed_namespace import (
     TICK_S,
@@ -31,10 +30,7 @@ from headrace.services.operate.conformance.trainer.fed_namespace import (
 )
 from headrace.services.operate.conformance.trainer.observed_run import ObservedRun
 from headrace.services.operate.conformance.trainer.stranger_process import StrangerProcess
-from headrace.services.operate.conformance.trainer.trainer_rules import (
-    RULES,
-    TrainerEvidence,
-)
+from headrace.services.operate.conformance.trainer.trainer_rules import TrainerRules
 
 POISON, LAST = 4, 7
 """The version whose batch can't be trained on, and the last version."""
@@ -76,8 +72,8 @@ class TrainerTrial:
                 self.say("one more run without kills, because the weights differ")
                 _, third, _ = await self._straight("again")
                 distance, spread = weights_distance(first, second), weights_distance(first, third)
-        evidence = TrainerEvidence(straight, killed, POISON, LAST, spread, distance)
-        return ConformanceReport("trainer", " ".join(self.command), tuple(_findings(evidence)))
+        rules = rules_of(TrainerRules(straight, killed, POISON, LAST, spread, distance))
+        return await asyncio.to_thread(check_rules, "trainer", " ".join(self.command), rules)
 
     async def _straight(self, name: str) -> tuple[ObservedRun, bytes, float]:
         """Returns the run, its last weights, and the seconds that a version took."""
@@ -237,18 +233,3 @@ def _floats(weights: bytes) -> NDArray[np.float64]:
         elif entry.dtype in ("F16", "F32", "F64"):
             parts.append(np.frombuffer(data, f"<f{int(entry.dtype[1:]) // 8}").astype(np.float64))
     return np.concatenate(parts) if parts else np.zeros(0)
-
-
-def _findings(evidence: TrainerEvidence) -> list[RuleFinding]:
-    """Judges all rules."""
-    found = []
-    for rule in RULES:
-        verdict: Verdict = "pass"
-        try:
-            happened = rule.judge(evidence)
-            verdict = "fail" if happened else "pass"
-        except NotChecked as reason:
-            happened, verdict = str(reason), "not checked"
-        advice = rule.advice if verdict == "fail" else ""
-        found.append(RuleFinding(rule.name, verdict, rule.expected, happened, advice, 0.0))
-    return found

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from headrace.schemas.events import Blob, PolicyPublished, Ref
-from headrace.services.operate.conformance.conformance_report import NotChecked
+from headrace.services.operate.conformance.conformance_report import check_rules, rules_of
 from headrace.services.operate.conformance.trainer.observed_run import ObservedRun, Publication
-from headrace.services.operate.conformance.trainer.trainer_rules import RULES, TrainerEvidence
+from headrace.services.operate.conformance.trainer.trainer_rules import TrainerRules
 from headrace.services.operate.conformance.trainer.trainer_trial import weights_distance
 from headrace.trainer.contract.weight_files import pack_weights
 
@@ -52,23 +52,16 @@ def good_run() -> ObservedRun:
     )
 
 
-def broken(evidence: TrainerEvidence) -> list[str]:
+def broken(rules: TrainerRules) -> list[str]:
     """The rules that do not hold."""
-    found = []
-    for rule in RULES:
-        try:
-            if rule.judge(evidence):
-                found.append(rule.name)
-        except NotChecked:
-            pass
-    return found
+    return list(check_rules("trainer", "", rules_of(rules)).failed)
 
 
 def judged(break_it: Callable[[ObservedRun], object], **changes: float) -> list[str]:
     """The rules that a run with kills breaks if this was done to it."""
     run = good_run()
     break_it(run)
-    return broken(TrainerEvidence(good_run(), run, POISON, LAST, **changes))
+    return broken(TrainerRules(good_run(), run, POISON, LAST, **changes))
 
 
 def changed(run: ObservedRun, version: int, **changes: object) -> None:
@@ -132,19 +125,17 @@ def test_batches_that_teach_nothing_are_seen_without_kills() -> None:
     run = good_run()
     run.publications[1] = publication(1, weights=0)
     run.publications[2] = publication(2, weights=0)
-    assert broken(TrainerEvidence(run, good_run(), POISON, LAST)) == ["each_batch_trains"]
+    assert broken(TrainerRules(run, good_run(), POISON, LAST)) == ["each_batch_trains"]
     run.publications[1] = publication(1, "skipped", weights=0)
-    assert broken(TrainerEvidence(run, good_run(), POISON, LAST)) == ["each_batch_trains"]
+    assert broken(TrainerRules(run, good_run(), POISON, LAST)) == ["each_batch_trains"]
 
 
 def test_without_kills_some_rules_are_not_checked() -> None:
-    unchecked = []
-    for rule in RULES:
-        try:
-            assert rule.judge(TrainerEvidence(good_run(), None, POISON, LAST)) == ""
-        except NotChecked:
-            unchecked.append(rule.name)
+    rules = rules_of(TrainerRules(good_run(), None, POISON, LAST))
+    report = check_rules("trainer", "", rules)
+    unchecked = [one.rule for one in report.findings if one.verdict == "not checked"]
     assert unchecked == ["keeps_its_state", "is_fenced"]
+    assert not report.failed
 
 
 def test_the_distance_of_weights_is_relative() -> None:
