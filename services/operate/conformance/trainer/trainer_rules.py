@@ -192,7 +192,8 @@ class TrainerRules:
     async def leaves_no_process(self) -> None:
         """After SIGTERM no process of the trainer is left."""
         left = [command for run in self.runs for command in run.left_behind]
-        require(not left, f"{len(left)} processes were left: {', '.join(left[:1])}")
+        if left:
+            raise Violation(f"{len(left)} processes were left: {left[0]}")
 
 
 def _stored(one: Publication) -> tuple[object, ...]:
