@@ -40,6 +40,14 @@ class TrainerRules:
         """The runs that took place."""
         return (self.straight,) if self.killed is None else (self.straight, self.killed)
 
+    @property
+    def _published(self) -> list[Publication]:
+        """All publications. Without any, every rule about them would hold: raises NotChecked."""
+        found = [one for run in self.runs for one in run.publications]
+        if not found:
+            raise NotChecked("no version was published")
+        return found
+
     @rule("Publish version 0 before you read batches.")
     async def publishes_version_0(self) -> None:
         """The first record is version 0 with status `initial` and no batch."""
@@ -56,7 +64,7 @@ class TrainerRules:
     )
     async def versions_in_order(self) -> None:
         """Batch n makes version n, and versions ascend without a gap."""
-        for run in self.runs:
+        for run in self.runs if self._published else ():
             newest = -1
             for one in run.publications:
                 if one.version > newest + 1:
@@ -70,7 +78,7 @@ class TrainerRules:
     @rule("After a start, make the published versions once more without publishing them.")
     async def each_version_once(self) -> None:
         """A version is published again only as `resumed`, because its weights or blobs changed."""
-        for run in self.runs:
+        for run in self.runs if self._published else ():
             before: dict[int, Publication] = {}
             for one in run.publications:
                 known = before.get(one.version)
@@ -89,7 +97,7 @@ class TrainerRules:
     @rule("Store the weights first, and compute the digest from the bytes that you stored.")
     async def digests_are_right(self) -> None:
         """The digest of each record is that of the weights that it names."""
-        for one in (one for run in self.runs for one in run.publications):
+        for one in self._published:
             if one.digest is None:
                 raise Violation(
                     f"the weights of version {one.version} can't be read: {one.problem}"
@@ -103,20 +111,31 @@ class TrainerRules:
     @rule("Put the topic, partition, offset and digest of the batch's record into `batch`.")
     async def names_its_batch(self) -> None:
         """A version that is trained or skipped refers to the location of its batch."""
-        for run in self.runs:
-            for one in run.publications:
-                named, batch = one.event.batch, run.batches.get(one.version)
-                if one.event.status in ("trained", "skipped") and named != batch:
-                    raise Violation(f"version {one.version} does not refer to batch {one.version}")
+        made = [
+            (one.version, one.event.batch, run.batches.get(one.version))
+            for run in self.runs
+            for one in run.publications
+            if one.event.status in ("trained", "skipped")
+        ]
+        if not made:
+            raise NotChecked("no version was made of a batch")
+        for version, named, batch in made:
+            if named != batch:
+                raise Violation(f"version {version} does not refer to batch {version}")
 
     @rule("Check that the optimizer steps, and that you publish the weights after the step.")
     async def each_batch_trains(self) -> None:
         """Every batch that can be trained on changes the weights."""
         versions = self.straight.effective()
-        for number in range(1, self.last + 1):
-            before, after = versions.get(number - 1), versions.get(number)
-            if number == self.poison or before is None or after is None:
-                continue
+        numbers = [
+            number
+            for number in range(1, self.last + 1)
+            if number != self.poison and {number - 1, number} <= versions.keys()
+        ]
+        if not numbers:
+            raise NotChecked("no version was made of a batch")
+        for number in numbers:
+            before, after = versions[number - 1], versions[number]
             if after.event.status == "skipped":
                 raise Violation(f"version {number} was skipped, but its batch can be trained on")
             if before.event.digest == after.event.digest:

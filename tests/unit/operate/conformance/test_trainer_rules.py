@@ -138,6 +138,18 @@ def test_without_kills_some_rules_are_not_checked() -> None:
     assert not report.failed
 
 
+@pytest.mark.parametrize("published", [0, 1])
+def test_rules_about_what_was_not_published_are_not_checked(published: int) -> None:
+    run = ObservedRun(publications=good_run().publications[:published], failures=["it ended"])
+    report = check_rules("trainer", "", rules_of(TrainerRules(run, None, POISON, LAST)))
+    about_batches = {"names_its_batch", "each_batch_trains"}
+    about_all = {"versions_in_order", "each_version_once", "digests_are_right"}
+    verdicts = {one.rule: one.verdict for one in report.findings}
+    assert {verdicts[name] for name in about_batches} == {"not checked"}
+    assert {verdicts[name] for name in about_all} == {"pass" if published else "not checked"}
+    assert verdicts["publishes_version_0"] == ("pass" if published else "fail")
+
+
 def test_the_distance_of_weights_is_relative() -> None:
     one = pack_weights({"a": np.array([3.0, 4.0], np.float32), "n": np.array([7])})
     other = pack_weights({"a": np.array([3.0, 4.5], np.float32), "n": np.array([8])})
