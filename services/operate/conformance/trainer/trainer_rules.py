@@ -81,32 +81,25 @@ class TrainerRules:
         for run in self.runs if self._published else ():
             before: dict[int, Publication] = {}
             for one in run.publications:
-                known = before.get(one.version)
+                known, name = before.get(one.version), f"version {one.version}"
                 if known is None and one.event.status == "resumed":
-                    raise Violation(
-                        f"version {one.version} is `resumed`, but was not published before"
-                    )
+                    raise Violation(f"{name} is `resumed`, but was not published before")
                 if known is not None and one.event.status != "resumed":
-                    raise Violation(
-                        f"version {one.version} was published twice as {one.event.status!r}"
-                    )
+                    raise Violation(f"{name} was published twice as {one.event.status!r}")
                 if known is not None and _stored(known) == _stored(one):
-                    raise Violation(f"version {one.version} was published again with what it had")
+                    raise Violation(f"{name} was published again with what it had")
                 before[one.version] = one
 
     @rule("Store the weights first, and compute the digest from the bytes that you stored.")
     async def digests_are_right(self) -> None:
         """The digest of each record is that of the weights that it names."""
         for one in self._published:
+            name = f"version {one.version}"
             if one.digest is None:
-                raise Violation(
-                    f"the weights of version {one.version} can't be read: {one.problem}"
-                )
+                raise Violation(f"the weights of {name} can't be read: {one.problem}")
             if one.digest != one.event.digest:
-                raise Violation(
-                    f"version {one.version} has the digest {one.event.digest.hex()[:16]}…, but its "
-                    f"weights have {one.digest.hex()[:16]}…"
-                )
+                said, found = one.event.digest.hex()[:16], one.digest.hex()[:16]
+                raise Violation(f"{name} has the digest {said}…, but its weights have {found}…")
 
     @rule("Put the topic, partition, offset and digest of the batch's record into `batch`.")
     async def names_its_batch(self) -> None:
@@ -147,6 +140,7 @@ class TrainerRules:
         tried = [run for run in self.runs if self.poison in run.batches]
         if not tried:
             raise NotChecked("no run came so far")
+        name = f"version {self.poison}"
         for run in tried:
             versions = run.effective()
             first = next((o for o in run.publications if o.version == self.poison), None)
@@ -154,15 +148,11 @@ class TrainerRules:
             if before is None:
                 raise NotChecked(f"version {self.poison - 1} before it is missing")
             if first is None:
-                raise Violation(
-                    f"version {self.poison}, whose advantages are infinite, was not published"
-                )
+                raise Violation(f"{name}, whose advantages are infinite, was not published")
             if first.event.status != "skipped":
-                raise Violation(
-                    f"version {self.poison} is {first.event.status!r}, its batch is poison"
-                )
+                raise Violation(f"{name} is {first.event.status!r}, its batch is poison")
             if first.event.digest != before.event.digest:
-                raise Violation(f"version {self.poison} was skipped, and its weights changed")
+                raise Violation(f"{name} was skipped, and its weights changed")
 
     @rule("Read the trainer's output. If it is only slow, raise --limit.")
     async def makes_every_version(self) -> None:
@@ -181,13 +171,11 @@ class TrainerRules:
         if self.distance <= NOISE * self.spread:
             return
         straight, killed = self.straight.effective(), self.killed.effective()
-        first = next(
-            (n for n, one in sorted(straight.items()) if n in killed and _differ(one, killed[n])),
-            None,
-        )
+        both = sorted(straight.keys() & killed.keys())
+        differ = (n for n in both if straight[n].event.digest != killed[n].event.digest)
         raise Violation(
-            f"the weights differ from version {first} on. In the end their relative distance is "
-            f"{self.distance:.3g}; that of two runs without kills is {self.spread:.3g}"
+            f"the weights differ from version {next(differ, None)} on. In the end their relative "
+            f"distance is {self.distance:.3g}; that of two runs without kills is {self.spread:.3g}"
         )
 
     @rule(
@@ -217,7 +205,3 @@ class TrainerRules:
 
 def _stored(one: Publication) -> tuple[object, ...]:
     return one.event.digest, one.event.full, one.event.deltas
-
-
-def _differ(one: Publication, other: Publication) -> bool:
-    return one.event.digest != other.event.digest
